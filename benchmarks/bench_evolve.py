@@ -20,7 +20,7 @@ from peers import as_problem
 
 from slurm_elastic.daemon.optimizer.evolution.arrays import ChoiceArrays
 from slurm_elastic.daemon.optimizer.evolution.placing import Objective, Placing
-from slurm_elastic.daemon.optimizer.evolution.refine import GENERATIONS, WORK, evolve
+from slurm_elastic.daemon.optimizer.evolution.refine import evolve, generations_for
 from slurm_elastic.daemon.optimizer.evolution.search import Search
 from slurm_elastic.daemon.optimizer.problem import Layout, Problem
 from slurm_elastic.daemon.optimizer.solver.knapsack import solve
@@ -149,7 +149,7 @@ def large(quick: bool) -> None:
         given = replace(base, layout=Layout([free], [8], [{0: {}}] * jobs), spread=[COST] * jobs)
         start = time.process_time()
         evolve(given, relative=False)
-        print(f"{jobs:>8} {min(GENERATIONS, WORK // jobs):>12} {time.process_time() - start:>8.2f}", flush=True)
+        print(f"{jobs:>8} {generations_for(jobs):>12} {time.process_time() - start:>8.2f}", flush=True)
 
 
 def main() -> int:

@@ -4,8 +4,8 @@ The exact plan maximises a sum over jobs. Fragments of nodes, nodes that jobs sh
 depend on all sizes together. The search starts from the exact plan and from staying, and counts them.
 
 Promise: pure and deterministic; the plan is worth at least as much as the exact one, placement counted; where nothing
-gains `min_gain` over staying, everyone stays. Limit: GENERATIONS, fewer for many jobs; from 5,000 on the exact plan or
-staying is all that there is to choose from.
+gains `min_gain` over staying, everyone stays. Limit: GENERATIONS, fewer for many jobs; above MOST_JOBS the exact plan
+or staying is all that there is to choose from.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from .search import POPULATION, Search, indices
 GENERATIONS = 80
 WORK = 5_000
 """Generations x jobs at most, so that a round of many jobs does not wait for long."""
+MOST_JOBS = 1_000
+"""Above that there is no search: one generation of 5,000 jobs takes longer than a round may."""
 
 
 def evolve(problem: Problem, generations: int | None = None, number: int = 0, relative: bool = True) -> list[int]:
@@ -29,7 +31,7 @@ def evolve(problem: Problem, generations: int | None = None, number: int = 0, re
     exact, stay = arrays.at(problem.exact), arrays.present
     seeds = [exact, stay] if within(arrays, stay) else [exact]
     if generations is None:
-        generations = min(GENERATIONS, WORK // max(1, len(problem.choices)))
+        generations = generations_for(len(problem.choices))
     if not generations or not (arrays.length > 1).any():
         found = max(seeds, key=lambda plan: float(objective(plan[None, :])[0]))
     else:
@@ -40,6 +42,11 @@ def evolve(problem: Problem, generations: int | None = None, number: int = 0, re
     if len(seeds) > 1 and gain(objective, stay, found) < problem.layout.min_gain:
         found = stay
     return indices(arrays, found)
+
+
+def generations_for(jobs: int) -> int:
+    """How long the search lasts."""
+    return min(GENERATIONS, WORK // max(1, jobs)) if jobs <= MOST_JOBS else 0
 
 
 def gain(objective: Objective, stay: Array, found: Array) -> float:

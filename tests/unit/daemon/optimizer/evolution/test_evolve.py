@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slurm_elastic.daemon.optimizer.evolution.arrays import ChoiceArrays
 from slurm_elastic.daemon.optimizer.evolution.placing import SHARED, Objective, Placing
-from slurm_elastic.daemon.optimizer.evolution.refine import evolve, within
+from slurm_elastic.daemon.optimizer.evolution.refine import evolve, generations_for, within
 from slurm_elastic.daemon.optimizer.evolution.search import Search, indices
 from slurm_elastic.daemon.optimizer.problem import Layout, Problem, checked
 from slurm_elastic.daemon.optimizer.solver.crossing_limits import solve_limited
@@ -145,6 +145,13 @@ def test_it_gains_where_fragments_cost() -> None:
     cases = [problem(seed, jobs=12, nodes=10) for seed in range(10)]
     gains = [value(one, evolve(one, relative=False)) / value(one, one.exact) - 1 for one in cases]
     assert min(gains) >= 0.0 and sum(gains) / len(gains) > 0.01
+
+
+def test_a_round_of_many_jobs_does_not_wait() -> None:
+    """The more jobs the shorter the search, and none where one generation would be too long: the exact plan, then."""
+    assert [generations_for(jobs) for jobs in (10, 100, 1000, 1001)] == [80, 50, 5, 0]
+    one = replace(problem(4), layout=Layout())
+    assert evolve(one, generations=0, relative=False) == list(one.exact)
 
 
 def test_everybody_stays_where_too_little_is_gained() -> None:
