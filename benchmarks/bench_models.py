@@ -1,6 +1,6 @@
 """The models' tables: error on what was not measured, and what the plans made from the models are worth.
 
-    python benchmarks/bench_models.py [--quick] [--profiles FOLDER] [--print-prior]
+    python benchmarks/bench_models.py [--quick] [--profiles FOLDER] [--data FOLDER] [--print-prior]
 
 Without --profiles the programs are drawn from the prior itself (made up: says how the fit behaves, not how the world
 does). With it: measured tables, the prior learned from the other programs only (leave one program out).

@@ -80,10 +80,11 @@ class Costs:
         """The same with an interval, from its own resizes where it has had some."""
         self._refresh()
         model, size = self._models.get(requeue), self._size(job_id)
-        if model is None:
-            return None
-        own = [row.pause_s for row in self._store.pauses(YOUNGEST, job_id) if row.requeue == requeue]
-        return fit([(0.0, pause_s) for pause_s in own], _around(model.at(size))).at(0.0) if own else model.at(size)
+        own = [(0.0, row.pause_s) for row in self._store.pauses(YOUNGEST, job_id) if row.requeue == requeue]
+        if not own:
+            return None if model is None else model.at(size)
+        believed = self._priors[requeue] if model is None else _around(model.at(size))
+        return fit(own, believed).at(0.0)
 
     def node_failure_s(self, partition: str) -> float:
         """How long one node of a partition trains in the mean until its job has to start again; 0: none was seen."""

@@ -79,6 +79,15 @@ def test_a_jobs_own_resizes_count_most(world: World) -> None:
     assert found.low > 1.5
 
 
+def test_its_own_first_resize_is_enough(world: World) -> None:
+    """Though the others' are not read again yet."""
+    world.job(1)
+    assert world.costs.estimate(1, False) is None
+    world.job(2, 0.5)
+    found = world.costs.estimate(2, False)
+    assert found is not None and found.low < 0.5 < found.high < 2.0
+
+
 def test_requeues_are_another_kind(world: World) -> None:
     """A minute of restarting says nothing of a pause of a second."""
     world.job(1, 60.0, 62.0, reason=REQUEUE)
