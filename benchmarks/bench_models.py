@@ -1,6 +1,6 @@
 """The models' tables: error on what was not measured, and what the plans made from the models are worth.
 
-    python benchmarks/bench_models.py [--quick] [--profiles FOLDER] [--data FOLDER] [--print-prior]
+    python benchmarks/bench_models.py [--quick | --goals] [--profiles FOLDER ...] [--data FOLDER] [--print-prior]
 
 Without --profiles the programs are drawn from the prior itself (made up: says how the fit behaves, not how the world
 does). With it: measured tables, the prior learned from the other programs only (leave one program out).
@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ import _setup  # noqa: F401
 import bench_costs
 import model_peers as peers
 import numpy as np
+from model_cases import NOISE, SIZES, by_size, learned, learned_from, noisy, order, ran_before, scored
+from model_goals import goal_tables
 from profiles import Profile, load
 
-from slurm_elastic.daemon.models.priors import PROGRAM_COUNTS
-from slurm_elastic.daemon.optimizer.models.learning import learn
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.prior import ASSUMED, Prior
 from slurm_elastic.daemon.optimizer.models.step_time import parameters, step_time
@@ -33,96 +33,9 @@ from slurm_elastic.daemon.optimizer.solver.knapsack import solve
 from slurm_elastic.daemon.optimizer.solver.table import Choice
 
 MICROS = (4, 8, 16, 32, 64, 128)
-NOISE = 0.03
-SHOWN = 30
 RAN_BEFORE = "ours, it ran before"
-SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 WIDE = Prior(ASSUMED.mean, tuple(tuple(4.0 * (i == j) for j in range(7)) for i in range(7)), noise=0.1, noise_apart=0.1)
 Truth = Callable[[int, int, float], float]
-
-
-def runs(profile: Profile) -> list[list[Observation]]:
-    """The profile as three jobs would have shown it, begun at three of its micro batches: a prior must not hang on one.
-
-    Of each, `SHOWN` configurations drawn at random: all of a table would outweigh what is believed of any other.
-    """
-    out = []
-    micros = sorted({o.micro_batch for o in profile.rows if o.gpus == 1}) or [profile.rows[0].micro_batch]
-    for micro in sorted({micros[0], micros[len(micros) // 2], micros[-1]}):
-        first = [o for o in profile.rows if (o.gpus, o.micro_batch) == (1, micro)] or [min(profile.rows, key=_size)]
-        rest = [o for o in profile.rows if o not in first and not (o.gpus == 1 and o.micro_batch < micro)]
-        rng = random.Random(f"{profile.cluster} {profile.app}")
-        out.append(first + (rng.sample(rest, SHOWN) if len(rest) > SHOWN else rest))
-    return out
-
-
-def _size(o: Observation) -> tuple[int, int, int]:
-    return o.gpus, o.nodes, o.micro_batch
-
-
-def learned(profile: Profile, all_: Sequence[Profile]) -> Prior:
-    """From every other program whose micro batches are known; three times the weight on the same cluster."""
-    key = profile.cluster, profile.app
-    if key not in _priors:
-        _priors[key] = learned_from([p for p in all_ if p.app != profile.app], profile.cluster)
-    return _priors[key]
-
-
-_priors: dict[tuple[str, str], Prior] = {}
-
-
-def ran_before(profile: Profile, all_: Sequence[Profile]) -> Prior:
-    """The same when the program itself has run once before, from 1 to 16 GPUs at the user's micro batch."""
-    key = profile.cluster, profile.app
-    if key not in _again:
-        rng = random.Random(f"earlier {profile.cluster} {profile.app}")
-        earlier = [noisy(o, rng) for o in order(profile, "growth", rng)[:5]]
-        _again[key] = learn([earlier], None, learned(profile, all_), PROGRAM_COUNTS)
-    return _again[key]
-
-
-_again: dict[tuple[str, str], Prior] = {}
-
-
-def learned_from(profiles: Sequence[Profile], cluster: str = "") -> Prior:
-    found, weights = list[list[Observation]](), list[float]()
-    for profile in profiles:
-        if profile.micro_known:
-            own = runs(profile)
-            found += own
-            weights += [3.0 if profile.cluster == cluster else 1.0] * len(own)
-    return learn(found, weights)
-
-
-def order(profile: Profile, kind: str, rng: random.Random) -> list[Observation]:
-    """Six configurations in the order a job would come by them, each at the nearest micro batch measured there.
-
-    Growth: 1, 2, 4, ... GPUs packed. Explore: one GPU, two nodes, a full node at the largest micro batch, two full
-    nodes, one GPU at the smallest, 16 GPUs at the largest.
-    """
-    if kind == "random":
-        return rng.sample(list(profile.rows), min(6, len(profile.rows)))
-    micros = sorted({o.micro_batch for o in profile.rows})
-    alone = sorted({o.micro_batch for o in profile.rows if o.gpus == 1}) or micros
-    base, top, full = alone[len(alone) // 2], micros[-1], profile.per_node
-    dense = {k: min((o.nodes for o in profile.rows if o.gpus == k), default=0) for k in SIZES}
-    if kind == "growth":
-        wanted = [(k, dense[k], base) for k in (1, 2, 4, 8, 16, 32)]
-    else:
-        wanted = [(1, 1, base), (2, 2, base), (full, 1, top), (2 * full, 2, base), (1, 1, micros[0])]
-        wanted.append((16, dense[16], top))
-    out: list[Observation] = []
-    for gpus, nodes, micro in wanted:
-        there = [o for o in profile.rows if (o.gpus, o.nodes) == (gpus, nodes) and o not in out]
-        if there:
-            out.append(min(there, key=lambda o: abs(np.log(o.micro_batch / micro))))
-    return out
-
-
-def scored(profiles: Sequence[Profile]) -> list[Profile]:
-    """The tables large enough to judge by; of a cluster measured twice (NAME, NAME-ext) the extended ones."""
-    clusters = {p.cluster for p in profiles}
-    return [p for p in profiles if len(p.rows) >= 100 and f"{p.cluster}-ext" not in clusters]
 
 
 def error_table(profiles: list[Profile], repeats: int) -> None:
@@ -131,8 +44,8 @@ def error_table(profiles: list[Profile], repeats: int) -> None:
     print(f"errors over {len(rich)} tables: {', '.join(sorted({p.cluster for p in rich}))}")
     for kind in ("growth", "explore", "random"):
         print(f"\nerror of the step time, {kind} order, median of programs (%)   observations: {counts}")
-        for label in ("perfect scaling", "Amdahl", "USL", "Optimus form", "Pollux fit", "ours, assumed prior",
-                      WITHOUT, "ours, learned prior", RAN_BEFORE):  # fmt: skip
+        for label in ("perfect scaling", "Amdahl", "USL", "Optimus form", "Pollux fit", "straight line",
+                      "ours, assumed prior", WITHOUT, "ours, learned prior", RAN_BEFORE):  # fmt: skip
             cells = []
             for n in counts:
                 errors = []
@@ -171,7 +84,7 @@ def one_report_table(profiles: list[Profile], repeats: int) -> None:
 def one_report_error(profile: Profile, place: tuple[int, int], fitter, seed: int) -> float:  # type: ignore[no-untyped-def]
     """Mean over the smallest, the middle and the largest micro batch that the one report may be of."""
     rng = random.Random(f"{profile.cluster} {profile.app} {place} {seed}")
-    there = sorted((o for o in profile.rows if (o.gpus, o.nodes) == place), key=_size)
+    there = sorted((o for o in profile.rows if (o.gpus, o.nodes) == place), key=by_size)
     errors = []
     for first in (there[0], there[len(there) // 2], there[-1]):
         predict = fitter([noisy(first, rng)], {})
@@ -181,7 +94,7 @@ def one_report_error(profile: Profile, place: tuple[int, int], fitter, seed: int
 
 def fitter_of(label: str, profile: Profile, profiles: Sequence[Profile]):  # type: ignore[no-untyped-def]
     table = {"perfect scaling": peers.perfect, "Amdahl": peers.amdahl, "USL": peers.usl,
-             "Optimus form": peers.optimus, "Pollux fit": peers.pollux,
+             "Optimus form": peers.optimus, "straight line": peers.straight, "Pollux fit": peers.pollux,
              "ours, assumed prior": peers.ours(ASSUMED)}  # fmt: skip
     if label in table:
         return table[label]
@@ -196,12 +109,6 @@ def one_error(profile: Profile, kind: str, n: int, fitter, seed: int) -> float: 
     seen = {(o.gpus, o.nodes, o.micro_batch) for o in rows}
     rest = [o for o in profile.rows if (o.gpus, o.nodes, o.micro_batch) not in seen]
     return statistics.mean(abs(predict(o.gpus, o.nodes, o.micro_batch) / o.step_time_s - 1) for o in rest)
-
-
-def noisy(o: Observation, rng: random.Random) -> Observation:
-    time_s = o.step_time_s * max(0.5, 1 + rng.gauss(0, NOISE))
-    share = o.comm_share * max(0.5, 1 + rng.gauss(0, NOISE)) if o.comm_share else 0.0
-    return replace(o, step_time_s=time_s, comm_share=min(0.99, share))
 
 
 def truth_of(profile: Profile, smooth: bool) -> tuple[Truth, tuple[int, int]]:
@@ -412,6 +319,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--profiles", type=Path, nargs="+", help="folders with measured tables (see profiles.py)")
     parser.add_argument("--data", type=Path, help="folder with CM-DARE's tables (see bench_costs.py)")
+    parser.add_argument("--goals", action="store_true", help="the goals beside what is reached, and no other tables")
     parser.add_argument("--print-prior", action="store_true", help="the prior learned from all of them")
     args = parser.parse_args()
     profiles = load(*args.profiles) if args.profiles else made_up(6 if args.quick else 12)
@@ -421,10 +329,14 @@ def main() -> int:
     if args.print_prior:
         print_prior(profiles)
         return 0
+    if args.goals:
+        goal_tables(profiles)
+        return 0
     error_table(profiles, 2 if args.quick else 6)
     one_report_table(profiles, 2 if args.quick else 6)
     plan_tables(profiles, 2 if args.quick else 4)
     fit_times(args.quick)
+    goal_tables(profiles)
     if args.data:
         bench_costs.tables(args.data)
     return 0

@@ -1,19 +1,24 @@
 """Measured profiles, read from a folder given on the command line: step times by placement and batch.
 
-Promise: rows as measured, unreadable ones refused with file and line. Limit: knows the tables of two public
+Promise: rows as measured, unreadable ones refused with file and line. Limit: knows the tables of three public
 repositories and their kin (adaptdl's OSDI'21 artifact and Sia's: placements*.csv with scalability*.csv beside them;
-ElasticFlow: throughputs_*/MODEL.csv).
+ElasticFlow: throughputs_*/MODEL.csv; Gavel: simulation_throughputs.json).
 """
 
 from __future__ import annotations
 
+import ast
 import csv
+import json
 import math
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_elastic.daemon.optimizer.models.observation import Observation
+
+SAME = {"imagenet": "resnet50", "ResNet-50": "resnet50", "cifar10": "resnet18", "ResNet-18": "resnet18",
+        "resnet50_cifar10": "resnet18", "Recommendation": "ncf"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,16 @@ class Profile:
     """Time of one micro batch without synchronisation, where it was measured."""
     micro_known: bool = True
     """False: the table has only the global batch, so a large one may have been accumulated; not learned from."""
+
+    @property
+    def program(self) -> str:
+        """What it trains, by one name in all tables: a program left out is left out of each."""
+        return SAME.get(self.app, self.app)
+
+    @property
+    def source(self) -> str:
+        """Whose tables it is in, by one name for all of their clusters."""
+        return self.cluster.partition("-")[0] if self.cluster.startswith(("gavel", "elasticflow")) else "adaptdl"
 
     @property
     def per_node(self) -> int:
@@ -47,6 +62,8 @@ def _load(folder: Path) -> list[Profile]:
     for tables in sorted(folder.rglob("throughputs_*")):
         per_node = 4 if tables.name.endswith("T4") else 8
         found += [p for p in (_elasticflow(t, tables.name, per_node) for t in sorted(tables.glob("*.csv"))) if p]
+    for table in sorted(folder.rglob("simulation_throughputs.json")):
+        found += _gavel(table)
     return found
 
 
@@ -95,4 +112,29 @@ def _elasticflow(path: Path, cluster: str, per_node: int) -> Profile | None:
                 if math.isfinite(rate) and rate > 0 and batch % gpus == 0:
                     nodes = max(1, gpus // per_node)
                     rows.append(Observation(gpus, nodes, batch, batch // gpus, 1, 1.0 / rate))
-    return Profile(f"elasticflow-{cluster[12:]}", path.stem, tuple(rows), {}, False) if len(rows) >= 12 else None
+    known = not cluster.endswith("T4")  # no batch of the A100 tables is too large for one of those
+    return Profile(f"elasticflow-{cluster[12:]}", path.stem, tuple(rows), {}, known) if len(rows) >= 12 else None
+
+
+def _gavel(path: Path) -> list[Profile]:
+    """Steps/s summed over workers, by kind of GPU: packed on one node, or one GPU of each node (`_unconsolidated`).
+
+    The share of communication is what a step takes longer than that of one GPU at the same micro batch.
+    """
+    steps: dict[tuple[str, str], dict[tuple[int, int, int], float]] = defaultdict(dict)
+    for name, table in json.loads(path.read_text()).items():
+        kind, _, spread = name.partition("_")
+        for job, rates in table.items():
+            what, gpus = ast.literal_eval(job)
+            app, _, batch = what.removesuffix(")").partition(" (batch size ")
+            if batch and rates["null"] and not (spread and gpus == 1):
+                steps[kind, app][gpus, gpus if spread else 1, int(batch)] = gpus / rates["null"]
+    found = []
+    for (kind, app), times in sorted(steps.items()):
+        alone = {m: t for (k, _, m), t in times.items() if k == 1}
+        rows = [
+            Observation(k, n, k * m, m, 1, t, 1.0, _share(k, t - alone.get(m, t), t))
+            for (k, n, m), t in sorted(times.items())
+        ]
+        found.append(Profile(f"gavel-{kind}", app, tuple(rows), alone))
+    return found

@@ -95,7 +95,7 @@ def uncertainties(jobs: Sequence[JobView], gpus: Array, nodes: Array, counts: Ar
         models = [job.model for job in jobs if isinstance(job.model, ThroughputModel)]
         where = fitted.repeat(counts)
         own = configurations.ends_of(counts[fitted])
-        doubts[where] = uncertainties_of(models, gpus[where], nodes[where], own, np.zeros(own[-1], dtype=bool))
+        doubts[where] = uncertainties_of(models, gpus[where], nodes[where], own)
     for j in (~fitted).nonzero()[0].tolist():
         model, own = jobs[j].model, slice(ends[j], ends[j + 1])
         if model is not None:

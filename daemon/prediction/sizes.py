@@ -80,8 +80,8 @@ def predicted(measured: Measured, sizes: Sequence[int], basis: Basis, now: float
     model = fit(cache.observations(measured.rows), basis.prior.prior)
     nodes = {size: _nodes(model, size, basis) for size in sizes}
     chosen = _best_batches(measured, model, nodes, basis)
-    sigmas = model.uncertainties(list(nodes.items()))
     points = [(size, nodes[size], chosen[size]) for size in sizes]
+    sigmas = model.sigmas(points)
     first = model.throughput(*points[0]) if points else 1.0
     rows = (_row(measured, model, at, sigma, basis, now) for at, sigma in zip(points, sigmas, strict=True))
     return tuple(replace(row, speedup=row.samples_per_s / first) for row in rows)

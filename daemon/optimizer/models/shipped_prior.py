@@ -1,5 +1,6 @@
-"""The prior that the daemon starts with: learned from 36 public profiles (6 programs on T4, A100, RTX and DGX clusters,
-each begun at three micro batches). Written by `bench_models.py --profiles FOLDER... --print-prior`.
+"""The prior that the daemon starts with: learned from 58 public profiles of 11 programs, each begun at three micro
+batches: adaptdl's OSDI'21 artifact and Sia's (T4, A100, RTX, DGX), Gavel's (K80, P100, V100), ElasticFlow's (A100).
+Written by `bench_models.py --profiles FOLDER... --print-prior`.
 """
 
 from __future__ import annotations
@@ -7,29 +8,29 @@ from __future__ import annotations
 from .prior import Prior
 
 DEFAULT = Prior(
-    mean=(-1.042, -1.198, -1.051, -2.927, -0.513, -3.658, -1.448),
+    mean=(-1.358, -0.789, -1.508, -4.42, -1.001, -4.622, -2.031),
     covariance=(
-        (0.539, -0.174, -0.009, 0.151, 0.047, 0.155, 0.16),
-        (-0.174, 1.418, 0.139, -0.124, 0.304, -0.084, -0.552),
-        (-0.009, 0.139, 0.857, -0.174, 0.34, -0.069, 0.425),
-        (0.151, -0.124, -0.174, 1.431, -0.023, 0.483, -0.255),
-        (0.047, 0.304, 0.34, -0.023, 0.849, -0.098, 0.228),
-        (0.155, -0.084, -0.069, 0.483, -0.098, 0.969, -0.478),
-        (0.16, -0.552, 0.425, -0.255, 0.228, -0.478, 2.622),
+        (0.66, -0.315, 0.169, 0.388, 0.103, 0.37, 0.207),
+        (-0.315, 1.194, -0.04, -0.267, 0.186, -0.232, -0.685),
+        (0.169, -0.04, 0.9, -0.272, 0.461, 0.217, 0.313),
+        (0.388, -0.267, -0.272, 4.531, -0.066, 1.682, -1.508),
+        (0.103, 0.186, 0.461, -0.066, 1.024, 0.342, -0.153),
+        (0.37, -0.232, 0.217, 1.682, 0.342, 2.59, -1.236),
+        (0.207, -0.685, 0.313, -1.508, -0.153, -1.236, 3.67),
     ),
     slope=(
-        (-0.49, -0.152),
-        (0.779, 0.135),
-        (-0.208, -0.258),
-        (-0.252, -0.303),
-        (-0.238, -0.198),
-        (-0.345, -0.195),
-        (-0.264, 0.186),
+        (-0.42, -0.165),
+        (0.459, 0.101),
+        (-0.314, -0.252),
+        (-0.265, -0.285),
+        (-0.426, -0.304),
+        (-0.491, -0.261),
+        (0.099, 0.095),
     ),
-    at=(-1.621, 4.137),
-    spread=(1.489, 2.344),
+    at=(-1.702, 4.215),
+    spread=(1.465, 2.316),
     noise=0.1,
     noise_apart=0.2,
-    runs=108,
+    runs=170,
 )
 """The normal distribution over what a step consists of that an unknown program starts from."""

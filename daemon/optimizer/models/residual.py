@@ -1,0 +1,152 @@
+"""What was measured is kept as measured: the form's misses where a job reported, believed less the further away.
+
+    ln T = ln form + c      c = sigma(x) sum_j near(x, j) sigma_j (W r)_j      r = ln measured - ln formed
+    W = (K + noise)^-1      K_ij = sigma_i sigma_j near(i, j)
+    near: the smaller number of GPUs over the larger, times the same of the micro batches, times the same of the micro
+    batches a step; half of that between one node and several
+
+A Gaussian process with an exponential covariance in logarithms: between two measured sizes the miss is interpolated in
+ln k, and a factor of two outside halves it. Source: Rasmussen and Williams, "Gaussian Processes for Machine Learning",
+2006, chapters 2 and 4. Promise: where a job reported, the prediction is nine tenths what was measured, and more with
+each further report. Limit: of the `MOST` configurations reported most; a curve falls where the reports do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .configurations import Configurations
+from .step_time import Array, N, Number, factor_array, log_step_time, parameter_array
+
+NOISE = 0.03
+"""Relative 1-sigma of the median step time that a report of weight 1 brings."""
+VARIANCE = (1e-5, 1e4)
+"""Least and largest variance of a point's noise, whatever its weight: matrices stay invertible."""
+ACROSS = 0.5
+"""What a miss inside a node says of several nodes, and the other way round."""
+LARGEST = 40.0
+"""Largest logarithm of a miss that is believed."""
+MOST = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Misses:
+    """Of one model at its n points."""
+
+    at: Array
+    """5 x n: sigma W r, GPUs, whether on several nodes, micro batch relative to the model's, micro batches a step."""
+    inside: float
+    """1-sigma of what the form misses inside a node."""
+    apart: float
+    """The same on several nodes."""
+    weight: Array
+    """sigma W sigma, n x n."""
+    lean: Array
+    """J W sigma, 7 x n: near what was measured, the prediction follows the coordinates less."""
+
+    def factor(self, gpus: float, nodes: float, micro: float, accumulation: float) -> float:
+        """Measured over formed step time at one configuration; positive and finite."""
+        several, miss = gpus > 1 and nodes > 1, 0.0
+        for pull, k, spread, m, steps in self.at.T.tolist():
+            close = min(k / gpus, gpus / k) * min(m / micro, micro / m)
+            close *= min(steps / accumulation, accumulation / steps)
+            miss += pull * (close if several == spread else ACROSS * close)
+        return math.exp(max(-LARGEST, min(LARGEST, miss * (self.apart if several else self.inside))))
+
+
+def misses(at: Array, seen: Array, noise: Array, theta: Array, sigmas: Sequence[tuple[float, float]]) -> list[Misses]:
+    """Those of many models with as many points each.
+
+    `at`: models x 4 x n, of each point GPUs, nodes, micro batch, micro batches a step. `seen`, `noise`: models x n, ln
+    of the step time relative to the scale, and the variance of its noise. `theta`: models x 7. `sigmas`: inside, apart.
+    """
+    gpus, nodes, micro, steps = columns = at.transpose(1, 2, 0)  # each: point x model
+    formed, slope = log_step_time(parameter_array(theta.T[:, None]), factor_array(gpus, nodes, micro), steps)
+    several = ((gpus > 1) & (nodes > 1)).T
+    inside, apart = np.array(sigmas).T
+    sigma = np.where(several, apart[:, None], inside[:, None])
+    gpus, _, micro, steps = (column.T for column in columns)
+    close = _alike(several[:, :, None], several[:, None])
+    for column in (gpus, micro, steps):
+        close = close * _ratio(column[:, :, None], column[:, None])
+    own = np.minimum(np.maximum(noise, VARIANCE[0]), VARIANCE[1])
+    inverse = np.linalg.inv(close * sigma[:, :, None] * sigma[:, None] + own[:, :, None] * np.eye(own.shape[1]))
+    weight = (inverse + inverse.swapaxes(1, 2)) / 2 * sigma[:, :, None]
+    pull = (weight @ (seen - formed.T)[..., None])[..., 0]
+    lean = slope.transpose(2, 0, 1) @ weight.swapaxes(1, 2)
+    places = np.stack([pull, gpus, several, micro, steps], 1)
+    return [
+        Misses(place, *both, w * spread, turned)
+        for place, both, w, spread, turned in zip(places, sigmas, weight, sigma, lean, strict=True)
+    ]
+
+
+def factors_of(each: Sequence[Misses], at: Configurations, micro: Array, accumulation: Number, unit: Array) -> Array:
+    """`factor` of each model at its own configurations, batch x size; `micro`: in samples, `unit`: the micro batch that
+    each model's are relative to; `accumulation` may be 1 for all."""
+    lengths, several = at.sizes[1:] - at.sizes[:-1], (at.gpus > 1) & (at.nodes > 1)
+    sigma, miss = np.where(several, *_sigmas(each).T.repeat(lengths, axis=1)), np.zeros(at.batch.shape)
+    for point in _stacked(each):  # each: of the models, at their first point, second, ...
+        point[3] *= unit
+        pull, k, spread, m, steps = point.repeat(lengths, axis=1)
+        close = _ratio(micro, m)
+        close *= pull * sigma * _ratio(at.gpus, k) * _alike(several, spread)
+        if np.ndim(accumulation):
+            close *= _ratio(accumulation, steps)
+        miss += close
+    np.clip(miss, -LARGEST, LARGEST, out=miss)
+    return np.exp(miss, out=miss)
+
+
+def variances_of(each: Sequence[Misses], places: Array, slope: Array, covariance: Array) -> Array:
+    """Of ln T, models x configurations: of what the form misses there, and of the coordinates.
+
+    `places`: 4 x models x configurations (GPUs, nodes, micro batch, micro batches a step); `slope`: of ln form in the
+    coordinates, models x 7 x configurations; `covariance`: theirs, models x 7 x 7.
+    """
+    gpus, nodes, micro, steps = places
+    several = (gpus > 1) & (nodes > 1)
+    sigma = np.where(several, *_sigmas(each).T[:, :, None])
+    close = np.stack([
+        sigma * _alike(several, spread[:, None]) * _ratio(gpus, k[:, None]) * _ratio(micro, m[:, None])
+        * _ratio(steps, a[:, None])
+        for _, k, spread, m, a in _stacked(each)
+    ], 1)  # fmt: skip
+    count = close.shape[1]
+    weight, lean = np.zeros((len(each), count, count)), np.zeros((len(each), N, count))
+    for i, own in enumerate(each):
+        n = own.at.shape[1]
+        weight[i, :n, :n], lean[i, :, :n] = own.weight, own.lean
+    unknown = sigma**2 - (close * (weight @ close)).sum(1)
+    left = slope - lean @ close
+    return np.maximum(0.0, unknown) + np.maximum(0.0, (left * (covariance @ left)).sum(1))
+
+
+def _stacked(each: Sequence[Misses]) -> Array:
+    """n x 5 x models, as many points as the one with most has; the others' are filled up with points that pull not."""
+    lengths = np.array([own.at.shape[1] for own in each])
+    out = np.ones((int(lengths.max()), 5, len(each)))
+    out[:, 0] = 0.0
+    starts = np.cumsum(lengths) - lengths
+    point = np.arange(int(lengths.sum())) - starts.repeat(lengths)
+    out[point, :, np.arange(len(each)).repeat(lengths)] = np.concatenate([own.at for own in each], axis=1).T
+    return out
+
+
+def _sigmas(each: Sequence[Misses]) -> Array:
+    """(on several nodes, inside one) of each model."""
+    return np.array([(own.apart, own.inside) for own in each])
+
+
+def _ratio(a: Number, b: Number) -> Array:
+    """The smaller over the larger."""
+    ratio = a / b
+    return np.minimum(ratio, 1.0 / ratio)
+
+
+def _alike(a: Array, b: Array) -> Array:
+    return np.where(a == b, 1.0, ACROSS)
