@@ -19,6 +19,7 @@ from ..slurm.model import Node, Partition, Snapshot
 from .job_states import request_of
 from .jobs import SimulatedJob
 from .nodes import NodeAllocations
+from .traces.job import TraceJob
 
 PARTITION = "main"
 
@@ -70,7 +71,7 @@ class Cluster:
         running = list[RunningPiece]()
         for (number, nodes, gpus, het), places in zip(self._parts_of(i), shares, strict=False):
             names = tuple([self.names[node] for node in sorted(places)])
-            job = _slurm_job(number, nodes, gpus, self.trace[i].trace.submit_s, names, names[0], het)
+            job = _slurm_job(number, nodes, gpus, self.trace[i].trace, names, names[0], het)
             self.jobs[number] = job
             running.append(RunningPiece(job, piece_of(job, "component" if running else "base")))
         if self.trace[i].elastic:
@@ -92,8 +93,8 @@ class Cluster:
         job, added = self.elastic[i + 1], []
         for shape in shapes:
             self._last += 1
-            names, submitted = shape.node_list, job.base.submit_time
-            companion = _slurm_job(self._last, shape.nodes, shape.gpus_per_node, submitted, names)
+            names = shape.node_list
+            companion = _slurm_job(self._last, shape.nodes, shape.gpus_per_node, self.trace[i].trace, names)
             self.jobs[self._last] = companion
             added.append(RunningPiece(companion, piece_of(companion, "companion"), resize_id))
             for name in shape.node_list:
@@ -125,7 +126,7 @@ class Cluster:
 
     def _submit(self, i: int) -> None:
         job = self.trace[i]
-        made = [_slurm_job(n, nodes, gpus, job.trace.submit_s, het=het) for n, nodes, gpus, het in self._parts_of(i)]
+        made = [_slurm_job(n, nodes, gpus, job.trace, het=het) for n, nodes, gpus, het in self._parts_of(i)]
         self.jobs.update((one.job_id, one) for one in made)
         if job.elastic:
             self.elastic[i + 1] = ElasticJob(made[0], self._request(i), components=tuple(made[1:]))
@@ -152,15 +153,15 @@ _Part = tuple[int, int, int, tuple[int, int]]
 
 
 def _slurm_job(
-    number: int, nodes: int, gpus: int, submit_time: float,
+    number: int, nodes: int, gpus: int, row: TraceJob,
     names: tuple[str, ...] = (), batch_host: str = "", het: tuple[int, int] = (0, 0),
 ) -> SlurmJob:  # fmt: skip
-    """A job of so many nodes with so many GPUs each: it runs on the nodes named, or waits."""
+    """A part of a job of the trace, of so many nodes with so many GPUs each: it runs on the nodes named, or waits."""
     return SlurmJob(
-        number, "RUNNING" if names else "PENDING", "simulated", 1, partition=PARTITION,
+        number, "RUNNING" if names else "PENDING", row.user or "simulated", 1, account=row.account, partition=PARTITION,
         reason="" if names else "Resources", nodes=names, batch_host=batch_host, num_nodes=nodes, gpus=nodes * gpus,
         gpus_per_node=gpus, asked_per_node=gpus, cpus=nodes * gpus, het_job_id=het[0], het_offset=het[1],
-        submit_time=submit_time,
+        submit_time=row.submit_s,
     )  # fmt: skip
 
 

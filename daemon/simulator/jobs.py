@@ -50,6 +50,8 @@ class SimulationSettings:
     batches up to this multiple of theirs."""
     shorter_first: float = Settings.shorter_first
     """The planner's setting."""
+    fairness: str = Settings.fairness
+    """The planner's setting; without Slurm's shares, "auto" and "fairshare" go by account."""
     start_smaller: bool = Settings.start_smaller
     """The planner's setting."""
     until: str = "quality"
@@ -63,6 +65,7 @@ class SimulationSettings:
             horizon_s=self.horizon_s,
             shorter_first=self.shorter_first,
             start_smaller=self.start_smaller,
+            fairness=self.fairness,
         )
         if self.cooldown_s is None:
             return found

@@ -10,6 +10,7 @@ from ..text.cells import number
 from ..text.tables import lines
 from ..text.times import elapsed
 from .engine import Outcome
+from .fairness import served
 from .jobs import SimulatedJob
 
 RECORDED = "recorded"
@@ -19,6 +20,22 @@ LEGEND = (
     "last has ended.\nUSED: share of the cluster's GPU time held until then. SPREAD: of it, on more nodes than needed."
 )
 """What the columns of a summary are."""
+FAIR_COLUMNS = ("JAIN", "RHO", "WORST-RHO")
+FAIR_LEGEND = (
+    "JAIN: how even the progress of those is whose jobs they are (1: as an equal division would have it). RHO: time "
+    "from\nsubmission to end over that alone on an equal part of the cluster; WORST-RHO: of the job with the largest."
+)
+"""What these columns are, where the trace says whose its jobs are."""
+
+
+def tells_of_fairness(rows: Sequence[Summary]) -> bool:
+    """Whether the trace says whose its jobs are."""
+    return any(not math.isnan(row.jain) for row in rows)
+
+
+def legend(rows: Sequence[Summary]) -> str:
+    """What the columns of these rows are."""
+    return f"{LEGEND}\n{FAIR_LEGEND}" if tells_of_fairness(rows) else LEGEND
 
 
 def _known(form: Callable[[float], str]) -> Callable[[float], str]:
@@ -50,6 +67,15 @@ class Summary:
     restarts: float = about("changes of size or batch per completed job", Column("RESIZES/JOB", form="{:.2f}".format))
     pause_s: float = about("time in which training stood still for them, per completed job")
     spread: float = about("share of GPU-seconds on more nodes than the GPUs need", Column("SPREAD", form=_share))
+    jain: float = about(
+        "Jain's index over users or accounts of the progress got by that of an equal division: 1 is even",
+        Column("JAIN", form=_known("{:.3f}".format)),
+    )
+    rho_mean: float = about(
+        "finish-time fairness: from submission to end, by the time alone on an equal part of the cluster",
+        Column("RHO", form=_known("{:.2f}".format)),
+    )
+    rho_worst: float = about("the same of the job with the largest", Column("WORST-RHO", form=_known("{:.1f}".format)))
     decisions: int = about("rounds of the planner")
 
 
@@ -73,6 +99,7 @@ class JobOutcome:
 
 def summary(outcome: Outcome, window_s: float = 0.0) -> Summary:
     """Figures of one outcome; `window_s`: jobs done by then count as completed in the window (0: all)."""
+    fair = served(outcome, outcome.settings.fairness)
     done = [job for job in outcome.jobs if job.end_s >= 0]
     times = sorted(job.end_s - job.trace.submit_s for job in done)
     first = min((job.trace.submit_s for job in outcome.jobs), default=0.0)
@@ -96,6 +123,9 @@ def summary(outcome: Outcome, window_s: float = 0.0) -> Summary:
         restarts=sum(job.moves for job in done) / count,
         pause_s=sum(job.paused_s for job in done) / count,
         spread=_spread(outcome, held),
+        jain=fair.jain,
+        rho_mean=fair.rho_mean,
+        rho_worst=fair.rho_worst,
         decisions=outcome.decisions,
     )
 

@@ -26,7 +26,7 @@ from ..html.charts import (
 )
 from ..html.render import render
 from .engine import Outcome
-from .metrics import LEGEND, Summary, cells, gains
+from .metrics import Summary, cells, gains, legend
 
 MOST_JOBS = 400
 STRETCHES = 160
@@ -51,7 +51,7 @@ def page(
         gains=gains(rows),
         head=head,
         rows=lines,
-        legend=LEGEND,
+        legend=legend(rows),
         notes=notes,
         gpus=gpus,
         stretch=_span(end / STRETCHES),

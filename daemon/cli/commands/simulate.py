@@ -26,9 +26,10 @@ DEFAULT_POLICIES = "backfill,fixed-batch,throughput,auto"
 COMPARISONS = ("backfill", "feedback", "evolution")
 """What others do: fixed sizes with backfill (Slurm), with multilevel feedback (Tiresias), an online evolutionary search
 (ONES)."""
+FAIRNESS = ("job", "user", "account")
 EPILOG = """trace formats: our own CSV (job_id,submit_s,program,gpus[,batch,samples,duration_s,min_gpus,max_gpus,
-min_batch,max_batch,weight,wait_s,until]), sacct's (-P or --json), and the workloads of adaptdl, ElasticFlow and
-Tiresias.
+min_batch,max_batch,weight,wait_s,until,user,account]), sacct's (-P or --json), Philly's jobs, and the workloads of
+adaptdl, ElasticFlow and Tiresias.
 policies: recorded (the trace's own start times, shown where it has them), static (first come, first served), backfill
 (the same with backfill, run times known in advance: what Slurm does), and the daemon's (docs/explanation/optimizer.md).
 
@@ -62,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--grow-wait", type=float, default=0.0, metavar="S", help=f"until added GPUs can be used {shown}")
     add("--cooldown", type=float, metavar="S", help="between resizes of a job (default: as selasticd, by the pause)")
     add("--horizon", type=float, default=Shipped.horizon_s, metavar="S", help=f"over which a move must pay {shown}")
+    between = "between whom a plan is fair: every job counts alike, or every user or account of the trace"
+    chosen = Shipped.fairness if Shipped.fairness in FAIRNESS else "account"
+    add("--fairness", default=chosen, choices=FAIRNESS, help=f"{between} {shown}")
     add("--start-smaller", action="store_true", help="a job that cannot start as asked starts at its smallest size")
     add("--drop", action="store_true", help="drop jobs that cannot start at once, instead of queueing them")
     add("--learned", action="store_true", help="the planner learns curves from 3 %% noisy reports, as the daemon does")
@@ -106,8 +110,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_document(outcomes, rows, notes, settings), indent=1))
     else:
-        print(metrics.table(rows, _needless(args)))
-        print(metrics.LEGEND)
+        print(metrics.table(rows, _needless(args, rows)))
+        print(metrics.legend(rows))
         print("".join(f"\n{sentence}" for sentence in metrics.gains(rows)))
         print("\nEvery figure, and so every gain, rests on what is assumed of the jobs' speed at other sizes:")
         for note in notes:
@@ -116,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
             _print_jobs(outcomes)
     if args.html:
         try:
-            args.html.write_text(page(outcomes, rows, notes, _needless(args)), encoding="utf-8")
+            args.html.write_text(page(outcomes, rows, notes, _needless(args, rows)), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--html {args.html} cannot be written ({error.strerror})") from None
     return 0
@@ -132,9 +136,12 @@ def _text(path: Path) -> str:
     return content.decode("utf-16" if wide else "utf-8-sig", errors="replace")
 
 
-def _needless(args: argparse.Namespace) -> set[str]:
-    """Columns that say nothing under these options."""
-    return {*(() if args.drop else ("DROPPED",)), *(() if args.window else ("INWINDOW",))}
+def _needless(args: argparse.Namespace, rows: list[Summary]) -> set[str]:
+    """Columns that say nothing under these options, or of this trace."""
+    from ...simulator.metrics import FAIR_COLUMNS, tells_of_fairness
+
+    fair = () if tells_of_fairness(rows) else FAIR_COLUMNS
+    return {*fair, *(() if args.drop else ("DROPPED",)), *(() if args.window else ("INWINDOW",))}
 
 
 def _conditions(outcomes: list[Outcome], settings: SimulationSettings) -> list[str]:
@@ -165,6 +172,7 @@ def _conditions(outcomes: list[Outcome], settings: SimulationSettings) -> list[s
         f"{settings.interval_s:g} s (--interval), {settings.pause_s:g} s of pause at every resize (--pause), "
         f"{cooldown} (--cooldown), {known}",
         "cores, memory, priorities, fair-share, time limits, reservations and nodes that failed are left out",
+        *_owners(outcomes, settings.fairness),
     ]
     if not any(job.elastic for outcome in outcomes for job in outcome.jobs):
         found.insert(0, "NO JOB IS ELASTIC under these assumptions: policies differ in the queue's order alone")
@@ -174,6 +182,20 @@ def _conditions(outcomes: list[Outcome], settings: SimulationSettings) -> list[s
     if recorded and (most := most_held(recorded[0])) > settings.gpus:
         found.insert(0, f"RECORDED JOBS HELD {most} GPUs AT ONCE, the cluster has {settings.gpus}: see --cluster")
     return found
+
+
+def _owners(outcomes: list[Outcome], fairness: str) -> list[str]:
+    """Between whom it was fair."""
+    jobs = outcomes[0].jobs if outcomes else []
+    users, accounts = {job.trace.user for job in jobs}, {job.trace.account for job in jobs}
+    if max(len(users), len(accounts)) < 2:
+        return []
+    whose = (
+        f"{len(users)} users in {len(accounts)} accounts"
+        if min(len(users), len(accounts)) > 1
+        else (f"{len(users)} users" if len(users) > 1 else f"{len(accounts)} accounts")
+    )
+    return [f"elastic policies are fair between {fairness}s (--fairness); the jobs are those of {whose}"]
 
 
 def _settings(args: argparse.Namespace) -> SimulationSettings:
@@ -194,7 +216,10 @@ def _settings(args: argparse.Namespace) -> SimulationSettings:
         gpus=nodes * per_node,
         gpus_per_node=per_node,
         **{f"{name}_s": getattr(args, name) for name in ("interval", "pause", "grow_wait", "cooldown", "horizon")},
-        **{name: getattr(args, name) for name in ("start_smaller", "drop", "learned", "seed", "stretch", "until")},
+        **{
+            name: getattr(args, name)
+            for name in ("fairness", "start_smaller", "drop", "learned", "seed", "stretch", "until")
+        },
     )
 
 

@@ -1,9 +1,9 @@
-"""Traces of jobs: our own CSV, the formats of three public data sets, and sacct's.
+"""Traces of jobs: our own CSV, the formats of four public data sets, and sacct's.
 
 Promise: a broken row is refused with its file, its line and what was expected. Limit: text only, no I/O here.
 
 Our own CSV has a header and one job per line; only the first four columns are needed:
-    job_id,submit_s,program,gpus,batch,samples,duration_s,min_gpus,max_gpus,min_batch,max_batch,weight,wait_s,until
+    job_id,submit_s,program,gpus,batch,samples,duration_s,min_gpus,max_gpus,min_batch,max_batch,weight,wait_s,until,user,account
 `samples` is the work counted at the base batch, or `duration_s` how long it takes at `gpus` and `batch`; program
 "rigid" or an unknown one: runs at `gpus` for `duration_s`. `wait_s` is how long it waited. `until` is "epochs" or
 "quality": what ends the training.
@@ -119,6 +119,8 @@ def _own(row: dict[str, str]) -> TraceJob:
         weight=number(row, "weight", 1e-6, 1.0),
         wait_s=number(row, "wait_s", -1, -1.0),
         until=row.get("until", ""),
+        user=row.get("user", ""),
+        account=row.get("account", ""),
     )
     if job.until not in ("", *ENDS):
         raise ValueError(f"until is '{job.until}'; expected {' or '.join(ENDS)}, or nothing")
@@ -145,6 +147,14 @@ def _tiresias(row: dict[str, str]) -> TraceJob:
     return TraceJob(row["job_id"], number(row, "submit_time"), row["model_name"], gpus, duration_s=duration)
 
 
+def _philly(row: dict[str, str]) -> TraceJob | str:
+    gpus, duration = int(number(row, "num_gpus")), number(row, "duration")
+    if not gpus or not duration:
+        return sacct.NEVER_RAN if gpus else sacct.NO_GPU
+    at = sacct.seconds(row["timestamp"], "timestamp")
+    return TraceJob(row["timestamp"], at, "training", gpus, duration_s=duration, account=row["cluster"])
+
+
 _KNOWN: dict[str, tuple[frozenset[str], Reader]] = {
     "own (job_id,submit_s,program,gpus,...)": (frozenset({"job_id", "submit_s", "program", "gpus"}), _own),
     "adaptdl (name,time,application,num_replicas,batch_size)": (
@@ -154,6 +164,10 @@ _KNOWN: dict[str, tuple[frozenset[str], Reader]] = {
     "ElasticFlow (job_id,submit_time,iteration,model_name,batch_size,num_gpu,duration)": (
         frozenset({"job_id", "submit_time", "iteration", "model_name", "batch_size", "num_gpu"}),
         _elasticflow,
+    ),
+    "Philly (timestamp,duration,num_gpus,cluster)": (
+        frozenset({"timestamp", "duration", "num_gpus", "cluster"}),
+        _philly,
     ),
     "Tiresias (job_id,num_gpu,submit_time,model_name,duration)": (
         frozenset({"job_id", "num_gpu", "submit_time", "model_name", "duration"}),

@@ -32,6 +32,8 @@ class TraceJob:
     """How long it waited, as recorded; below 0: not recorded."""
     until: str = ""
     """"epochs": every sample counts the same; "quality": by its worth at the batch; "": not said."""
+    user: str = ""
+    account: str = ""
 
 
 def number(row: dict[str, str], column: str, least: float = 0.0, default: float | None = None) -> float:

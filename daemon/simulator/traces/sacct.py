@@ -18,7 +18,8 @@ from slurm_elastic.protocol.request import find, parse
 from .job import TraceError, TraceJob, number
 
 COMMAND = (
-    "sacct -a -X -P -S now-30days -E now -o JobID,JobName,State,Submit,Eligible,Start,ElapsedRaw,AllocTRES,Comment"
+    "sacct -a -X -P -S now-30days -E now"
+    " -o JobID,User,Account,JobName,State,Submit,Eligible,Start,ElapsedRaw,AllocTRES,Comment"
 )
 NO_GPU, NEVER_RAN = "jobs that held no GPU", "jobs that never ran"
 HINT = "; GPUs are in AllocTRES where slurm.conf has AccountingStorageTRES=gres/gpu"
@@ -43,12 +44,15 @@ class Reader:
             return NO_GPU
         if not elapsed:
             return NEVER_RAN
-        submit = _time(row["Submit"], "Submit")
+        submit = seconds(row["Submit"], "Submit")
         eligible, started = (_or_none(row.get(column, ""), column) for column in ("Eligible", "Start"))
         submit = max(submit, eligible or submit)
         wait = -1.0 if started is None else max(0.0, started - submit)
         name = row.get("JobName") or "rigid"
-        job = TraceJob(row["JobID"].partition("+")[0], submit, name, gpus, duration_s=elapsed, wait_s=wait)
+        job = TraceJob(
+            row["JobID"].partition("+")[0], submit, name, gpus, duration_s=elapsed, wait_s=wait,
+            user=row.get("User", ""), account=row.get("Account", ""),
+        )  # fmt: skip
         request = parse(marked) if (marked := find(row.get("Comment", ""))) else None
         self.states[row.get("State", "").split(" ")[0]] += 1
         self.days.append(_day(submit))
@@ -138,6 +142,8 @@ def _row(job: dict[str, Any]) -> dict[str, str]:
     tres = [entry for entry in job["tres"]["allocated"] if entry["type"] == "gres" and entry.get("count")]
     return {
         "JobID": shown_id,
+        "User": job.get("user") or "",
+        "Account": job.get("account") or "",
         "JobName": job.get("name") or "",
         "State": state if isinstance(state, str) else state[0],
         "Submit": str(_plain(times["submission"])),
@@ -160,11 +166,11 @@ def _gpus(tres: str) -> int:
 
 
 def _or_none(text: str, column: str) -> float | None:
-    return None if text in ("", "None", "Unknown", "0") else _time(text, column)
+    return None if text in ("", "None", "Unknown", "0") else seconds(text, column)
 
 
-def _time(text: str, column: str) -> float:
-    """Seconds; local time is taken as it stands, so that a change of the clocks moves a few jobs by an hour."""
+def seconds(text: str, column: str) -> float:
+    """A time; local time is taken as it stands, so that a change of the clocks moves a few jobs by an hour."""
     if text.isdigit():  # SLURM_TIME_FORMAT=%s, and --json
         return float(text)
     try:

@@ -19,7 +19,7 @@ def test_figures_of_known_numbers() -> None:
     assert math.isnan(quantile([], 0.5))
     rows = [job("a", 0, 8, 800, min_gpus=8)]
     nothing = outcome(rows, settings=replace(QUIET, drop=True))
-    assert table([summary(replace(nothing, jobs=[]))]).split().count("-") == 4
+    assert table([summary(replace(nothing, jobs=[]))]).split().count("-") == 7
 
 
 def test_curves_of_the_page_are_means() -> None:

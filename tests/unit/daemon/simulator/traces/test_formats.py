@@ -116,6 +116,33 @@ def test_sacct_as_json_is_what_its_lines_are() -> None:
         ("8_5", 2, 5.0, 10.0, 8), ("12", 4, 5.0, 10.0, 0), ("20", 2, 5.0, 10.0, 0)]  # fmt: skip
 
 
+def test_whose_a_job_is_comes_with_it() -> None:
+    """User and account in lines and JSON of sacct and in our own format; what does not say it is nobody's."""
+    lines = "JobID|User|Account|Submit|ElapsedRaw|AllocTRES\n1|ann|lab|2026-10-01T00:00:00|9|gres/gpu=1\n"
+    tres = {"allocated": [{"type": "gres", "name": "gpu", "count": 2}]}
+    job = {"job_id": 9, "user": "bob", "account": "opt", "state": {"current": "COMPLETED"},
+           "time": {"submission": 1, "elapsed": 5}, "tres": tres}  # fmt: skip
+    own = "job_id,submit_s,program,gpus,duration_s,user,account\n1,0,compute,1,9,cyd,lab\n"
+    found = [read(text)[0] for text in (lines, json.dumps({"jobs": [job]}), own, OWN)]
+    assert [(row.user, row.account) for row in found] == [("ann", "lab"), ("bob", "opt"), ("cyd", "lab"), ("", "")]
+
+
+def test_fairness_is_told_where_the_trace_says_whose_jobs_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three more columns with their meaning, and between whom it was; nothing of that for nobody's jobs."""
+    rows = "".join(f"{i},0,compute,2,64,900,{who}\n" for i, who in enumerate(("ann", "bob", "bob")))
+    path = tmp_path / "jobs.csv"
+    path.write_text(f"job_id,submit_s,program,gpus,batch,duration_s,user\n{rows}")
+    assert command.run(arguments(str(path), "--cluster", "4x4", "--policy", "auto", "--fairness", "user")) == 0
+    out = capsys.readouterr().out
+    assert "JAIN" in out and "WORST-RHO" in out and "RHO: time" in out
+    assert "fair between users (--fairness); the jobs are those of 2 users" in " ".join(out.split())
+    path.write_text(OWN)
+    assert command.run(arguments(str(path), "--cluster", "4x4", "--policy", "auto")) == 0
+    assert "JAIN" not in capsys.readouterr().out
+
+
 def test_what_happened_stands_beside_what_would_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The trace's own start times are a row; a cluster smaller than what was held at once, and that no job is elastic,
     is said before anything else; times read like sacct's."""
@@ -205,10 +232,15 @@ def test_sacct_output() -> None:
             "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n0,8,30,606,vgg19,164,30\n",
             TraceJob("0", 0.0, "vgg19", 8, duration_s=164.0),
         ),
+        (
+            "timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,66.0,2,132.0,11cb48\n"
+            "2017-10-09 07:01:56,0.0,2,0.0,11cb48\n",
+            TraceJob("2017-10-09 07:01:55", 0.0, "training", 2, duration_s=66.0, account="11cb48"),
+        ),
     ],
 )
 def test_public_formats(text: str, first: TraceJob) -> None:
-    """The three public workload formats are told apart by their header."""
+    """The public workload formats are told apart by their header."""
     assert read(text) == [first]
 
 
