@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 
 .PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites test-hosts soak slurm ready clean hooks hooks-deps
 .PHONY: fuzz test-packages test-browser test-api test-kills test-torch test-python test-main-job test-scripts
-.PHONY: bench-optimizer bench-evolve bench-models bench-paper bench-simulator bench-ingest bench-pollux
+.PHONY: bench-fairness bench-optimizer bench-evolve bench-models bench-paper bench-simulator bench-ingest bench-pollux
 .PHONY: bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse soak-training soak-cluster soak-growth test-matrix
 
 help:  ## show this list
@@ -89,7 +89,7 @@ soak-cluster: ready slurm  ## of which: selasticd, supervisors, workers, Slurm, 
 	exit $$failed
 
 # BENCH_ARGS: for example --quick, or --profiles/--data FOLDER of measured profiles.
-bench-optimizer bench-evolve bench-models bench-paper bench-simulator bench-ingest bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse: \
+bench-optimizer bench-evolve bench-models bench-paper bench-simulator bench-fairness bench-ingest bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse: \
 		bench-%: ready
 	$(BIN)/python benchmarks/bench_$*.py $(BENCH_ARGS)
 
@@ -98,6 +98,7 @@ bench-evolve:  ## the policy evolve: without a seed, where placement costs, for 
 bench-models:  ## throughput models: error and value of the plans made from them
 bench-paper:  ## the paper's experiments: elastic batches against fixed ones
 bench-simulator:  ## the simulator: speed, policies, restarts, needless moves
+bench-fairness:  ## how even plans are between users on public traces, and what it costs (BENCH_ARGS="--data FOLDER")
 bench-pollux:  ## our policy in the simulator of Pollux's artifact; ARTIFACT: a checkout of adaptdl, branch osdi21-artifact
 	test -x build/pollux/bin/python || python3 -m venv build/pollux
 	build/pollux/bin/pip install -q numpy==1.26.4 pandas==1.5.3 scipy==1.10.1 autograd==1.5 cython wheel 'setuptools<66'

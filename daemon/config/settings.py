@@ -208,7 +208,7 @@ class Settings:
     """How long a policy that is installed beside selasticd may take in one round. It runs in a process of its own. When
     it takes longer, or gives what is no plan, `auto` plans in its place, and the log and `selastic explain` say so."""
 
-    fairness: str = choice("job", meanings=FAIRNESS)
+    fairness: str = choice("auto", meanings=FAIRNESS)
     """Between whom a plan is fair. The elastic jobs of one user or account share one weight in each pool, however many
     they are; among them a request's `weight` counts as ever. With one group, or one job of each, nothing changes.
     `selastic explain` says whose share a job's was."""
