@@ -16,7 +16,7 @@ WIDE = replace(QUIET, gpus=64, shorter_first=0.0)
 
 def people(fairness: str) -> Outcome:
     """One job of ann beside nine of bob, equal and all there from the beginning to the end."""
-    rows = [job(str(i), 0.0, 2, 5e4, min_gpus=1, max_gpus=64, max_batch=1e6) for i in range(10)]
+    rows = [job(str(i), 0.0, 2, 5e4, min_gpus=1, max_gpus=64, max_batch=1 << 20) for i in range(10)]
     rows = [replace(row, user="ann" if i == 0 else "bob", account="lab") for i, row in enumerate(rows)]
     return outcome(rows, "auto", replace(WIDE, fairness=fairness))
 
