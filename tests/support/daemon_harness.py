@@ -73,7 +73,7 @@ class World:
         rounds.registry._known, rounds.registry._rows = Known(), {}
         rounds.client = SnapshotCache(self.slurm.client(), lambda: self.slurm.now, lambda seconds: None)
         rounds._memory, rounds._in_mode = Memory(), self.settings
-        rounds._job_inputs = JobInputs(self.store, rounds.registry, rounds.priors)
+        rounds._job_inputs = JobInputs(self.store, rounds.registry, rounds.priors, rounds.costs)
         # Fitted with others, a model may differ in its last bit.
         rounds._job_inputs._fitted = self.rounds._job_inputs._fitted
         return rounds
