@@ -27,7 +27,7 @@ from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.prior import Prior
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.throughput import fit
-from slurm_elastic.daemon.planner.eligibility import NOISE_REPORTS, Remaining
+from slurm_elastic.daemon.planner.running.reports import NOISE_REPORTS, Remaining
 from slurm_elastic.daemon.simulator.elastic import Elastic
 from slurm_elastic.daemon.simulator.job_states import REPORTS_AFTER_S, JobStates
 from slurm_elastic.daemon.simulator.jobs import SimulatedJob, SimulationSettings, prepare

@@ -2,7 +2,7 @@
 
 from .context import Inputs
 from .decide import decide
-from .eligibility import JobState
 from .plan import Plan, plan_round
+from .running.state import JobState
 
 __all__ = ["Inputs", "JobState", "Plan", "decide", "plan_round"]

@@ -19,11 +19,16 @@ from ..optimizer.policies import DEFAULT_POLICY, POLICIES
 from ..optimizer.targets import Target
 from ..text.reasons import Reason
 from .context import RoundContext
-from .eligibility import RunningJob, ascending_sizes
 from .fixed_targets import failed_lately
 from .free_capacity import layout
 from .moves import Allotment, Move, nearest_batch
-from .optimizer_inputs import KeptMember, Member, PoolAnswer, explored, horizon, share
+from .pools.answer import PoolAnswer, share
+from .pools.kept_member import KeptMember
+from .pools.member import Member
+from .pools.trial import explored
+from .running.job import RunningJob
+from .running.sizes import ascending_sizes
+from .running.time_left import horizon
 from .user_limits import reach
 
 

@@ -27,10 +27,11 @@ from ..optimizer.weights import Weights
 from ..slurm.model import Snapshot
 from ..slurm.site import Site
 from ..text.reasons import Reason
-from .eligibility import JobState, RunningJob
 from .leaving_companions import LEAVE_S, draining, draining_units, ending_units, submitted_units
 from .limit_usage import holds
 from .memory import Memory
+from .running.job import RunningJob
+from .running.state import JobState
 from .user_limits import Limits
 
 

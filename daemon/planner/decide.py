@@ -25,12 +25,12 @@ from ..optimizer.weights import GroupShare, Weights, fair_factors, group_shares,
 from ..slurm.model import Job
 from .allocation import Division, Group, members_of
 from .context import Inputs, RoundContext
-from .eligibility import RunningJob
 from .fixed_targets import fixed_target
 from .free_capacity import asleep, comebacks, free_ledger, reachable, smaller_starts
 from .limit_usage import limit_usage
 from .moves import Allotment, Move, moves
-from .optimizer_inputs import remaining_s
+from .running.job import RunningJob
+from .running.time_left import remaining_s
 
 
 @dataclass(slots=True)

@@ -27,9 +27,13 @@ from ..optimizer.weights import GroupShare
 from ..reports.evidence import Alternative, Evidence, OtherMove, PassedOver, RoomFor
 from ..reports.record import known_values
 from ..text.reasons import Reason
-from .eligibility import RunningJob, batches, weight_of
 from .moves import Move, nearest_batch
-from .optimizer_inputs import Member, PoolAnswer, rests
+from .pools.answer import PoolAnswer
+from .pools.member import Member
+from .pools.options import rests
+from .running.eligibility import weight_of
+from .running.job import RunningJob
+from .running.sizes import batches
 
 MOST_OTHERS = 16
 """Most other jobs that one row names."""

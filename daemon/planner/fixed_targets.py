@@ -16,9 +16,10 @@ from ..mechanisms import registry
 from ..mechanisms.base import WantedSize
 from ..text.reasons import Reason
 from .context import RoundContext
-from .eligibility import RunningJob, sizes
 from .moves import Allotment, nearest_batch
-from .optimizer_inputs import rests
+from .pools.options import rests
+from .running.job import RunningJob
+from .running.sizes import sizes
 
 
 def fixed_target(context: RoundContext, running: RunningJob) -> Allotment | None:

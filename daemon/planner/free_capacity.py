@@ -23,8 +23,9 @@ from ..capacity.shrink_options import shrinks, without
 from ..optimizer.problem import Layout
 from ..slurm.model import Node, Snapshot
 from .context import Inputs
-from .eligibility import RunningJob, sizes
-from .optimizer_inputs import Member
+from .pools.member import Member
+from .running.job import RunningJob
+from .running.sizes import sizes
 
 
 def free_ledger(snapshot: Snapshot, running_jobs: Collection[RunningJob]) -> Ledger:

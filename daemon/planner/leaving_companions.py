@@ -19,7 +19,8 @@ from slurm_elastic.protocol.messages import Piece
 from ..capacity.shrink_options import Unit, droppable, shrinks, units_of
 from ..capacity.slurm_limits import SHARED, Bound, LimitUsage, charged, companions_left
 from ..slurm.model import Job, Node
-from .eligibility import RunningJob, sizes
+from .running.job import RunningJob
+from .running.sizes import sizes
 
 LEAVE_S = 60.0
 """Long enough to leave one: a round, the way to the supervisor, and a step."""

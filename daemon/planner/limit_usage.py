@@ -14,7 +14,7 @@ from slurm_elastic.protocol.resize_state import ResizeState
 from ..capacity.slurm_limits import LimitUsage, amounts_of, as_companion, charged, of_shape
 from ..slurm.model import Snapshot
 from ..slurm.site import Site
-from .eligibility import RunningJob
+from .running.job import RunningJob
 
 
 def limit_usage(

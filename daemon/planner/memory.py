@@ -15,8 +15,10 @@ from ..capacity.roster import ElasticJob, Roster
 from ..config.settings import Settings
 from ..optimizer.plan import Cache
 from ..slurm.site import Site
-from .eligibility import JobState, RunningJob, running_job
-from .optimizer_inputs import KeptMember
+from .pools.kept_member import KeptMember
+from .running.eligibility import running_job
+from .running.job import RunningJob
+from .running.state import JobState
 
 
 @dataclass(slots=True)

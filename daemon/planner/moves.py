@@ -19,7 +19,8 @@ from ..config.settings import Settings
 from ..mechanisms import registry
 from ..mechanisms.base import ChosenWay, FreeNodes, Mechanism, WantedSize
 from ..text.reasons import Reason
-from .eligibility import RunningJob, ascending_sizes, sizes
+from .running.job import RunningJob
+from .running.sizes import ascending_sizes, sizes
 
 
 @record(frozen=True, slots=True)

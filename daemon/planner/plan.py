@@ -33,7 +33,7 @@ from .decision_record import (
     row_of_frozen,
     row_of_waiting,
 )
-from .eligibility import RunningJob
+from .running.job import RunningJob
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from ..capacity.ledger import Ledger
 from ..capacity.slurm_limits import GpuLimit
 from ..optimizer.solver.nested_caps import Cap
-from .eligibility import RunningJob
-from .optimizer_inputs import Member
+from .pools.member import Member
+from .running.job import RunningJob
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,9 @@ from ..optimizer.models.costs import Estimate
 from ..optimizer.models.throughput import ThroughputModel, fit
 from ..optimizer.policies import POLICIES
 from ..optimizer.speedups import speedups_of
-from ..planner.eligibility import RunningJob, batches, remaining, trusted_noise
+from ..planner.running.job import RunningJob
+from ..planner.running.reports import remaining, trusted_noise
+from ..planner.running.sizes import batches
 from ..reports.predict import PredictedSize
 from ..reports.record import made_from
 

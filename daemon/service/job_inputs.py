@@ -20,7 +20,8 @@ from ..models.cache import Fitted
 from ..models.costs import Costs
 from ..models.priors import Priors
 from ..planner import JobState
-from ..planner.eligibility import HOUR_S, remaining, slow_nodes
+from ..planner.running.cooldown import HOUR_S
+from ..planner.running.reports import remaining, slow_nodes
 from .job_registry import JobRegistry
 
 log = logging.getLogger(__name__)

@@ -40,8 +40,8 @@ from ..models.costs import Costs
 from ..models.priors import Priors
 from ..optimizer.policies import DEFAULT_POLICY
 from ..planner import Inputs, Plan, plan_round
-from ..planner.eligibility import RunningJob
 from ..planner.memory import Memory
+from ..planner.running.job import RunningJob
 from ..prediction.scoring import Expectations
 from ..slurm.model import SlurmClient, Snapshot
 from ..slurm.site import Site

@@ -18,7 +18,7 @@ from slurm_elastic.protocol.request import ElasticRequest
 from ..optimizer.models.observation import Observation
 from ..optimizer.models.throughput import fit
 from ..planner import JobState
-from ..planner.eligibility import NOISE_REPORTS, Remaining
+from ..planner.running.reports import NOISE_REPORTS, Remaining
 from .jobs import SimulatedJob, SimulationSettings
 from .programs import BatchLadder, Program
 

@@ -148,7 +148,7 @@ def _conditions(outcomes: list[Outcome], settings: SimulationSettings) -> list[s
     """What holds for every job."""
     from ...config.settings import Settings as Shipped
     from ...optimizer.policies import DEFAULT_POLICY
-    from ...planner.eligibility import cooldown_s
+    from ...planner.running.cooldown import cooldown_s
     from ...simulator.metrics import RECORDED
     from ...simulator.replay import most_held
 

@@ -11,8 +11,8 @@ from slurm_elastic.daemon.capacity.roster import ElasticJob
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.planner import Inputs, JobState, decide, plan_round
 from slurm_elastic.daemon.planner.decide import Decisions
-from slurm_elastic.daemon.planner.eligibility import RunningJob
 from slurm_elastic.daemon.planner.memory import Memory
+from slurm_elastic.daemon.planner.running.job import RunningJob
 from slurm_elastic.daemon.simulator import elastic
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings
 from slurm_elastic.daemon.simulator.programs import builtin

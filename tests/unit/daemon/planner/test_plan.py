@@ -11,25 +11,12 @@ from store_records import resize_row
 
 from slurm_elastic.daemon.mechanisms.refusals import Refusal
 from slurm_elastic.daemon.planner import JobState
-from slurm_elastic.daemon.planner.eligibility import slow_nodes
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import HostPair, InUse
 from slurm_elastic.protocol.event_kind import EventKind
-from slurm_elastic.protocol.messages import Piece, Report, Resize, Shape
+from slurm_elastic.protocol.messages import Piece, Resize, Shape
 
 # --- what the reports say of a node --------------------------------------------------------------------------------
-
-
-def test_only_the_present_world_names_a_slow_node() -> None:
-    """The node of the slow rank, with what it costs every step; none when the ranks have moved since, or when what
-    holds the steps back is not a rank."""
-    report = Report(3, NOW, 8, 2, 256, 32, 1, 10, 1.0, 1.1, 256.0, 10, 2560, 0,
-                    bottleneck="slow_rank", bottleneck_share=0.25, bottleneck_rank=5, bottleneck_node="n2")  # fmt: skip
-    now = InUse(1, 3, (Piece(1, "base", ("n1", "n2"), 4, "a100"),), 256, 0.0, 0.0)
-    assert slow_nodes(report, now) == {"n2": 0.25}
-    assert slow_nodes(report, replace(now, generation=4)) == {}
-    assert slow_nodes(replace(report, bottleneck="communication"), now) == {}
-    assert slow_nodes(replace(report, bottleneck_node=""), now) == slow_nodes(None, now) == {}
 
 
 def test_a_plan_gives_up_the_slow_node() -> None:

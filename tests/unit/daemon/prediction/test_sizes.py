@@ -5,7 +5,7 @@ from __future__ import annotations
 from plan_cases import NOW, World, seen
 
 from slurm_elastic.daemon.models.priors import SHIPPED
-from slurm_elastic.daemon.planner.eligibility import running_job
+from slurm_elastic.daemon.planner.running.eligibility import running_job
 from slurm_elastic.daemon.prediction.sizes import Basis, Measured, listed, predicted
 from slurm_elastic.daemon.reports.predict import PredictedSize
 from slurm_elastic.protocol.request import parse

@@ -1,0 +1,1 @@
+"""Each pool's movable jobs as the optimizer sees them, and its answer."""

@@ -1,0 +1,82 @@
+"""What a plan gains a pool's jobs against staying where they are. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ...optimizer.job_view import JobView, Model
+from ...optimizer.plan import Cache, values_of_staying
+from ...optimizer.policies import POLICIES
+from ...optimizer.targets import Target
+from .member import Member
+
+
+def gain_of(policy: str, members: Sequence[Member], values: Sequence[float], stays: Sequence[float]) -> float:
+    """What the terms gain against staying, in relative gains of one job's progress, whatever its weight.
+
+    The sum of all jobs' own changes, each taken as a gain, times the share of them that is gained by weight when losses
+    are taken off. Without losses that is the sum of their gains, and so it is with equal weights: a job that counts as
+    much as fifty others together is not moved for a fiftieth of what they would be.
+    """
+    rows = zip(members, values, stays, strict=True)
+    changes = [(v - stay, (v - stay) / m.view.weight) for m, v, stay in rows if v != stay]
+    gross = math.fsum(abs(weighted) for weighted, _ in changes)
+    if not gross:
+        return 0.0
+    net = math.fsum(weighted for weighted, _ in changes)
+    return net / gross * math.fsum(abs(own) for _, own in changes) / _worth(policy, members, stays)
+
+
+def _worth(policy: str, members: Sequence[Member], stays: Sequence[float]) -> float:
+    """What a relative gain of progress is worth in the objective, in the mean over the jobs: u'(s) s.
+
+    1 with logarithms. With sums it is the progress itself, with `harmonic` its inverse: a term's amount by its weight.
+    """
+    if POLICIES[policy].relative or not members:
+        return 1.0
+    each = (abs(stay) / m.view.weight for m, stay in zip(members, stays, strict=True))
+    return max(1e-12, math.fsum(each) / len(members))
+
+
+def staying_values(policy: str, cache: Cache, members: Sequence[Member], targets: Sequence[Target]) -> list[float]:
+    """Their terms where they stay: mostly one of the choices that each was offered; the others are made all at once."""
+    found = [_offered_value(m, target) for m, target in zip(members, targets, strict=True)]
+    asked = [m.staying for m, value in zip(members, found, strict=True) if value is None]
+    made = iter(values_of_staying(asked, policy, cache) if asked else ())
+    return [next(made) if value is None else value for value in found]
+
+
+def _offered_value(m: Member, target: Target) -> float | None:
+    """None: what it has is none of its choices."""
+    size, batch = m.view.current_gpus, m.view.current_batch
+    if m.forced:
+        return None
+    if target.gpus == size and target.batch == batch:
+        return target.value
+    offered = target.offered.of_size(size)
+    return offered.value if offered is not None and offered.batch == batch else None
+
+
+def progress_of(m: Member, target: Target) -> float | None:
+    """How much the job's speedup changes, against the size that it began with."""
+    view, model = m.view, m.view.model
+    if model is None or min(view.current_gpus, view.current_batch, target.gpus, target.batch) < 1:
+        return None
+    if (target.gpus, target.batch) == (view.current_gpus, view.current_batch):
+        return 0.0
+    known = m.progress.get((target.gpus, target.batch))
+    if known is None:
+        known = m.progress[target.gpus, target.batch] = _changed_progress(view, model, target)
+    return known
+
+
+def _changed_progress(view: JobView, model: Model, target: Target) -> float:
+    nodes = dict(view.choices)
+    dense = max(k / count for k, count in nodes.items())
+
+    def speed(gpus: int, batch: int) -> float:
+        return model.throughput(gpus, nodes.get(gpus) or max(1, round(gpus / dense)), batch)
+
+    change = speed(target.gpus, target.batch) - speed(view.current_gpus, view.current_batch)
+    return change / speed(view.reference_gpus, view.reference_batch)

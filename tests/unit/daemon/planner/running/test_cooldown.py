@@ -1,0 +1,149 @@
+"""How long its last resizes hold a job back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from plan_cases import NOW, SETTINGS, World, closed, order, row, seen
+
+from slurm_elastic.daemon.planner import JobState
+from slurm_elastic.daemon.planner.running.cooldown import cooldown_s
+from slurm_elastic.daemon.text.reasons import Reason
+
+
+def test_cooldown_holds_growth_back_but_not_waiting_jobs() -> None:
+    """After a resize a job does not grow for a while; it gives way to a waiting job at once."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.state(1, last=closed("done", NOW - 10))
+    plan = world.plan()
+    assert plan.resizes == () and row(plan, 1).reason == Reason.KEEP_COOLDOWN.value
+    assert row(plan, 1).evidence["cooldown_until"] == NOW + 50
+    world.cluster.wait(9, 3)
+    assert row(world.plan(), 1).gpus_to == 4
+
+
+def test_a_cooldown_is_as_short_as_the_pauses_are() -> None:
+    """A job that pauses for a second grows again after a minute, one that pauses for half a minute after five; where
+    the site says so a pause counts for nothing, and no cooldown is longer than the site's."""
+    world = World(4)
+    world.settings = replace(SETTINGS, cooldown_grow_s=600.0, cooldown_pauses=10.0)
+    world.job(1, "n1 n2")
+    found = []
+    for pause_s, ago in ((1.0, 59), (1.0, 61), (30.0, 299), (30.0, 301), (None, 61), (90.0, 599), (90.0, 601)):
+        world.state(1, last=closed("done", NOW - ago), pause_s=pause_s)
+        found.append(row(world.plan(), 1).gpus_to > 8)
+    assert found == [False, True, False, True, True, False, True]
+    whole = replace(world.settings, cooldown_pauses=0.0)
+    assert (cooldown_s(600.0, 1.0, whole), cooldown_s(30.0, 1.0, world.settings)) == (600.0, 30.0)
+
+
+def test_nobody_waits_for_a_time_in_the_far_future() -> None:
+    """A resize that a wrong clock has stored: there is no cooldown until that time comes."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.state(1, last=closed("done", NOW + 500 * 86400))
+    assert [resize.gpus for resize in world.plan().resizes] == [16]
+
+
+def test_what_was_given_up_in_vain_comes_back_without_the_cooldown() -> None:
+    """The job that it was given up for did not take it."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.state(1, last=closed("done", NOW - 10), gave_in_vain=True)
+    assert row(world.plan(), 1).gpus_to > 8
+
+
+def test_a_job_is_resized_so_often_and_no_more() -> None:
+    """The limit within an hour holds growth and shares back, not the room for waiting jobs, and lapses by itself."""
+    world = World(4)
+    world.settings = replace(SETTINGS, max_resizes_per_job_hour=2)
+    world.job(1, "n1 n2")
+    assert world.plan().resizes != ()
+    world.state(1, resized=(NOW - 3000, NOW - 2000))
+    plan = world.plan()
+    assert plan.resizes == () and row(plan, 1).reason == Reason.KEEP_COOLDOWN.value
+    assert row(plan, 1).evidence["cooldown_until"] == NOW + 600 and row(plan, 1).evidence["resizes_in_hour"] == 2
+    world.cluster.wait(9, 3)
+    assert row(world.plan(), 1).gpus_to == 4
+    world = World(4)
+    world.settings = replace(SETTINGS, max_resizes_per_job_hour=2)
+    world.job(1, "n1 n2")
+    world.state(1, resized=(NOW - 3601, NOW - 2000))
+    assert world.plan().resizes != ()
+
+
+def test_shrinking_for_another_elastic_job_waits_for_its_own_cooldown() -> None:
+    """The two cooldowns are separate."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.job(2, "n3 n4")
+    world.states[1] = JobState(observations=(seen(4, 1.0), seen(8, 0.99)), reference=(4, 256))
+    world.states[2] = JobState(observations=(seen(4, 1.0), seen(8, 0.51)), reference=(4, 256))
+    world.state(1, last=closed("done", NOW - 10))
+    assert world.plan().resizes == ()
+    world.state(1, last=closed("done", NOW - 40))
+    assert [resize.job_id for resize in world.plan().resizes] == [1]
+
+
+def test_a_failed_resize_leaves_the_job_alone_for_a_while() -> None:
+    """What just failed is not tried again at once, in any direction; but it gives way long before the time is over,
+    later where it fails again and again."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.state(1, last=closed("failed", NOW - 10))
+    world.cluster.wait(9, 3)
+    plan = world.plan()
+    assert plan.resizes == () and row(plan, 1).reason == Reason.KEEP_FAILED.value
+    assert row(plan, 1).evidence["blocked_until"] == NOW - 10 + SETTINGS.failed_backoff_s
+    tenth = SETTINGS.failed_backoff_s / 10
+    for failures, after, gives in (
+        (1, 1, True),
+        (2, 1, False),
+        (2, 2, True),
+        (3, 2, False),
+        (3, 4, True),
+        (9, 9, False),
+    ):
+        world.state(1, last=closed("failed", NOW - after * tenth), failures=failures)
+        assert bool(world.plan().resizes) is gives, (failures, after)
+    del world.cluster.jobs[9]
+    world.state(1, last=closed("failed", NOW - tenth), failures=1)
+    assert world.plan().resizes == ()  # it neither grows nor shrinks for others
+
+
+def test_a_companion_that_never_came_stops_growth_only() -> None:
+    """It is no fault of the job: it still gives way."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.state(1, last=closed("withdrawn", NOW - 10))
+    assert world.plan().resizes == ()
+    world.cluster.wait(9, 3)
+    assert row(world.plan(), 1).gpus_to == 4
+
+
+def test_the_batch_alone_can_change_and_waits_for_the_cooldown_too() -> None:
+    """A larger batch at the same size is a resize without pieces; a new world costs a pause all the same."""
+    world = World(1)
+    world.job(1, "n1", "elastic:gpus=2-4,batch=64-4096")
+    world.states[1] = JobState(observations=(seen(4, 1.0, 256), seen(4, 1.5, 512)), reference=(4, 256))
+    plan = world.plan()
+    assert row(plan, 1).reason == Reason.BATCH.value and row(plan, 1).mechanism == "batch"
+    assert order(plan, 1).batch > 256 and order(plan, 1).add == ()
+    world.state(1, last=closed("done", NOW - 10))
+    assert world.plan().resizes == ()
+
+
+def test_after_a_change_of_batch_alone_a_job_grows_at_once() -> None:
+    """Jobs begin by taking a faster batch: GPUs that are idle then are not left idle for ten minutes."""
+    ended = closed("done", NOW - 10)
+    ended = replace(ended, reason=Reason.BATCH.value)
+    world = World(4)
+    world.job(1, "n1")
+    world.state(1, last=ended)
+    assert row(world.plan(), 1).gpus_to > 4
+    world = World(1)
+    world.job(1, "n1", "elastic:gpus=2-4,batch=64-4096")
+    world.states[1] = JobState(observations=(seen(4, 1.0, 256), seen(4, 1.5, 512)), reference=(4, 256))
+    world.state(1, last=ended)
+    assert world.plan().resizes == ()
