@@ -113,18 +113,18 @@ def test_how_jobs_have_ended_is_known_while_slurm_remembers_them(empty_sandbox: 
 
 @pytest.fixture
 def shared(cluster: Cluster, request: pytest.FixtureRequest) -> Cluster:
-    """Account optics below physics, with shares; chem with those of its parent."""
+    """Account optics below physics, with shares; chem with those of its parent. The user runs no other test's jobs."""
     if not cluster.real:
         cluster.slurm.share_tree = ShareTree(  # type: ignore[attr-defined]
             {"root": ("", None), "physics": ("root", 30.0), "optics": ("physics", 2.0), "chem": ("root", None)},
-            {("optics", "games"): 5.0, ("optics", "daemon"): None, ("chem", "games"): 1.0},
+            {("optics", "man"): 5.0, ("optics", "daemon"): None, ("chem", "man"): 1.0},
         )
         return cluster
     sandbox = request.getfixturevalue("empty_sandbox")
     words = (
         ["account", "physics", "fairshare=30"], ["account", "optics", "parent=physics", "fairshare=2"],
-        ["account", "chem", "fairshare=parent"], ["user", "games", "account=optics", "fairshare=5"],
-        ["user", "daemon", "account=optics", "fairshare=parent"], ["user", "games", "account=chem"],
+        ["account", "chem", "fairshare=parent"], ["user", "man", "account=optics", "fairshare=5"],
+        ["user", "daemon", "account=optics", "fairshare=parent"], ["user", "man", "account=chem"],
     )  # fmt: skip
     for each in words:
         answer = sandbox.run(["sacctmgr", "-i", "add", *each])
@@ -134,10 +134,10 @@ def shared(cluster: Cluster, request: pytest.FixtureRequest) -> Cluster:
 
 def test_shares_are_those_that_an_admin_gave(shared: Cluster) -> None:
     """Each user's way down the tree of accounts, as slurmdbd has it."""
-    tree = wait_until(lambda: (t := shared.client().shares()).users.get(("chem", "games")) and t, 60, "the new users")
-    assert tree.path("optics", "games") == (("account physics", 30.0), ("account optics", 2.0), ("user games", 5.0))
+    tree = wait_until(lambda: (t := shared.client().shares()).users.get(("chem", "man")) and t, 60, "the new users")
+    assert tree.path("optics", "man") == (("account physics", 30.0), ("account optics", 2.0), ("user man", 5.0))
     assert tree.path("optics", "daemon")[-1] == ("its users together", 1.0)
-    assert tree.path("chem", "games") == (("user games", 1.0),)
+    assert tree.path("chem", "man") == (("user man", 1.0),)
 
 
 def test_limits_of_the_accounting_are_read(empty_sandbox: Sandbox) -> None:
