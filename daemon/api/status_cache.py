@@ -112,7 +112,7 @@ class StatusCache:
         """Held from the order of the next status until it is made, or has failed."""
         self._cached: tuple[int, float, RenderedStatus] = (-1, 0.0, RenderedStatus([], 0.0))
         self._cost = 0.0
-        self._last_request, self._asked = clock(), float("-inf")
+        self._last_request = clock() - STALE_S  # so the first one is made ahead, and who asks first waits for what is
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="status")
 
     def json(self, viewer: Viewer) -> bytes:
@@ -126,16 +126,16 @@ class StatusCache:
             self._order()
 
     def _current(self) -> RenderedStatus:
-        before, self._last_request = self._asked, self._clock()
-        self._asked = self._last_request
+        before, now = self._last_request, self._clock()
+        self._last_request = now
         version, at, rendered = self._cached
-        age = self._last_request - at
+        age = now - at
         if version == self._store.version and 0 <= age < FRESH_S:
             return rendered
         if self._cost > CHEAP_S and 0 <= age < min(STALE_S, REUSE_FACTOR * self._cost):
             return rendered
-        first = self._last_request - before >= STALE_S  # who asks once waits for what is; who watches gets what was
-        if first or self._cost <= CHEAP_S or not 0 <= age < STALE_S:
+        watched = now - before < STALE_S  # somebody who asks once waits for what is
+        if not watched or self._cost <= CHEAP_S or not 0 <= age < STALE_S:
             return self._made()
         self._order()
         return rendered

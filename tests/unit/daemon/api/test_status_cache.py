@@ -70,6 +70,19 @@ def test_a_large_board_is_not_waited_for(store: Store, monkeypatch: pytest.Monke
     assert shown(made) == [8, 9], "one that is too old is waited for"
 
 
+def test_whoever_asks_once_waits_for_what_is(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that asks once a minute, or first of all, gets no answer that was made ahead and is out of date."""
+    monkeypatch.setattr(status_cache, "CHEAP_S", -1.0)
+    now = [100.0]
+    made = StatusCache(store, lambda: now[0])
+    for job in (9, 10):
+        made._made()  # as it is made ahead
+        store.upsert_job(running(job))
+        now[0] += STALE_S / 2
+        assert job in shown(made)
+        now[0] += STALE_S
+
+
 def test_whoever_asks_meanwhile_orders_no_second_board(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
