@@ -18,13 +18,15 @@ from pathlib import Path
 
 import _setup  # noqa: F401
 
-from slurm_elastic.daemon.models.costs import SAVE
+from slurm_elastic.daemon.optimizer.models.costs import CostPrior
 from slurm_elastic.daemon.optimizer.models.costs import fit as fit_cost
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.throughput import fit
 
 CHECKPOINT_GOAL, SPEED_GOAL, TIMES_BETTER_GOAL = 0.09, 0.13, 3.0
 PUBLISHED_SVM = 0.196
+SAVE = CostPrior(1.0, 1 / 200)
+"""Believed of writing a checkpoint before any was: a second, and 200 MB/s."""
 MICRO = 128
 WEIGHT = 16.0
 """Of an observation: the median of thousands of steps."""

@@ -24,10 +24,8 @@ from ..optimizer.models.costs import CostModel, CostPrior, Estimate, fit
 
 log = logging.getLogger(__name__)
 
-SAVE = CostPrior(1.0, 1 / 200)
-"""Of writing a checkpoint: a second, and 200 MB/s."""
 PER_MB_S, RESTORED_PER_MB_S = 1 / 1000, 1 / 100
-"""Of a state that goes over the network, and of one that is written and read again."""
+"""Seconds believed for each MB of a state that goes over the network, and of one that is written and read again."""
 OWN_NOISE = 0.3
 YOUNGEST = 500
 REFRESH_S = 300.0

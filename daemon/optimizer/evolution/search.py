@@ -52,7 +52,6 @@ class Search:
             others = self._anything(missing)
         self.people = np.concatenate([first, self._repaired(others)])
         self.worth = np.asarray(objective(self.people))
-        self.evaluated = len(self.people)
         self._survive(self.people, self.worth)
 
     @property
@@ -66,7 +65,6 @@ class Search:
         mask = self.random.random(self.people.shape) < 0.5
         children = self._repaired(self._mutated(np.where(mask, self.people[parents[0]], self.people[parents[1]])))
         worth = np.asarray(self.objective(children))
-        self.evaluated += len(children)
         self._survive(np.concatenate([self.people, children]), np.concatenate([self.worth, worth]))
 
     def _tournament(self) -> Array:
