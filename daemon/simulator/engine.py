@@ -24,6 +24,10 @@ Watch = Callable[[int, int], None]
 """Called with the number of jobs that have ended or were dropped, and the number of all jobs."""
 
 
+def unwatched(done: int, jobs: int) -> None:
+    """Where nobody wants to know."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What came of it: the jobs, and every change of what a job holds as (time, job id, GPUs, batch)."""
@@ -71,7 +75,7 @@ class Simulation(ABC):
         """A job has joined the queue."""
         self._want_decision()
 
-    def run(self, watch: Watch = lambda done, jobs: None) -> Outcome:
+    def run(self, watch: Watch = unwatched) -> Outcome:
         """To the end of the last job; `watch` is told now and then how many of the jobs have left."""
         for i, job in enumerate(self.jobs):
             self._push(job.trace.submit_s, ARRIVE, i, 0)

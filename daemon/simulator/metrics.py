@@ -199,5 +199,5 @@ def gains(rows: Sequence[Summary]) -> list[str]:
 
 
 def _change(new: float, old: float, less: str, more: str) -> str:
-    """How much less or more the new is than the old, in percent of the old."""
-    return f"{abs(new / old - 1):.0%} {less if new <= old else more}" if old > 0 else f"not {less}"
+    """How much less or more the new is than the old, which is above 0, in percent of the old."""
+    return f"{abs(new / old - 1):.0%} {less if new <= old else more}"

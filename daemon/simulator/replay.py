@@ -13,7 +13,7 @@ from .baselines.backfill import Backfill
 from .baselines.evolution import OBJECTIVE, Evolution
 from .baselines.feedback import Feedback
 from .elastic import Elastic
-from .engine import Outcome, Watch
+from .engine import Outcome, Watch, unwatched
 from .jobs import SimulatedJob, SimulationSettings, prepare
 from .metrics import RECORDED
 from .programs import BatchLadder, Program, rigid
@@ -26,7 +26,7 @@ def simulate(
     policy: str,
     settings: SimulationSettings,
     declared: str = "",
-    watch: Watch = lambda done, jobs: None,
+    watch: Watch = unwatched,
 ) -> tuple[Outcome, list[str]]:
     """(outcome, assumptions) of one policy over a trace; `watch` is told how far it is."""
     if policy not in (*POLICIES, "feedback", "backfill", "evolution"):
