@@ -39,6 +39,10 @@ thread that makes one is not there for supervisors."""
 class Planner(Protocol):
     """What the views need of the running daemon."""
 
+    @property
+    def fairness(self) -> str:
+        """Between whom plans are fair: the setting."""
+
     def dry_plan(self) -> Sequence[DecisionRow]:
         """The decisions of a plan computed now, with nothing stored."""
 
@@ -105,7 +109,8 @@ class Views:
 
     async def usage(self, call: Call[WindowQuery, None]) -> object:
         """Allocations, pauses, measurements and curves."""
-        return await self._over_a_window(call, partial(reports.usage, prior=self.planner.prior))
+        planner = self.planner
+        return await self._over_a_window(call, partial(reports.usage, prior=planner.prior, fairness=planner.fairness))
 
     async def hosts(self, call: Call[NoQuery, None]) -> object:
         """Pairs of hosts that did not reach each other."""

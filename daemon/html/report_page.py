@@ -8,16 +8,16 @@ table count all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from itertools import groupby
 
-from ..reports.usage import CapacityPoint, Usage, UsageJob
+from ..reports.usage import Usage, UsageJob
 from ..text.tables import clean, number
 from ..text.times import elapsed, span
 from . import report_charts as charts
 from .charts import Chart, sample
+from .figures import fairness_figures, first_moment, key_figures, shown_time
 from .render import render
-from .stretches import Stretch, clipped, used
+from .stretches import Stretch, clipped
 
 MOST_JOBS = 40
 MOST_CURVES = 12
@@ -25,7 +25,7 @@ Curve = tuple[str, Chart]
 """A job's name and its chart."""
 HEAD = (
     *("Job", "Name", "User", "State", "Trained", "GPUs", "GPU-hours", "Samples", "Samples/s"),
-    *("Resizes", "Paused"),
+    *("Resizes", "Paused", "Rho"),
 )
 
 
@@ -33,7 +33,7 @@ def page(usage: Usage) -> str:
     """The HTML of these jobs."""
     rows = clipped(usage.allocations, usage.start, usage.end)
     jobs = {job.job_id: job for job in usage.jobs}
-    start, end = min((row.start for row in rows), default=usage.start), usage.end
+    start, end = first_moment(usage, rows), usage.end
     by_job: dict[int, list[Stretch]] = {job: [] for job in sorted(jobs)}
     for row in rows:
         by_job[row.job_id].append(row)
@@ -43,10 +43,9 @@ def page(usage: Usage) -> str:
     curves, more_curves = _curves([jobs[job] for job in shown], hours)
     return render(
         "report.html",
-        start=_when(start),
-        end=_when(end),
-        zone=_zone(end),
-        figures=_figures(rows, usage.capacity, end),
+        time=shown_time(usage, rows),
+        figures=key_figures(usage, rows),
+        fairness=fairness_figures(usage.fairness) if usage.fairness else [],
         drawn=len(shown),
         timeline=charts.timeline(drawn, {job: clean(jobs[job].name or "") for job in shown}, start, end),
         stacked=charts.stacked(rows, shown, usage.capacity, start, end),
@@ -60,33 +59,6 @@ def page(usage: Usage) -> str:
         head=HEAD,
         jobs=[_job(jobs[job], mine) for job, mine in by_job.items()] if rows else [],
     )
-
-
-def _figures(rows: Sequence[Stretch], capacity: Sequence[CapacityPoint], end: float) -> list[tuple[str, str]]:
-    """Values and what they are."""
-    jobs, pauses = {row.job_id for row in rows}, [row.pause_s for row in rows if row.pause_s]
-    hours = sum(row.gpu_hours for row in rows)
-    lost = sum(row.pause_s * row.gpus for row in rows) / 3600
-    share = used(rows, capacity, end) if capacity else None
-    return [
-        (str(len(jobs)), "jobs"),
-        (f"{hours:,.0f}" if hours >= 1000 else number(hours), "GPU-hours"),
-        (
-            "unknown" if share is None else f"{100 * min(1.0, share):.0f}%",
-            "of the GPUs they might hold were in training",
-        ),
-        _samples(sum(row.samples for row in rows)),
-        (str(len(pauses)), "resizes"),
-        (f"{sorted(pauses)[len(pauses) // 2]:.2f} s" if pauses else "none", "median pause"),
-        (_percent(lost / hours) if hours else "none", "of the GPU-hours lost to pauses"),
-    ]
-
-
-def _samples(count: float) -> tuple[str, str]:
-    for size, name in ((1e9, "billion "), (1e6, "million ")):
-        if count >= size:
-            return number(count / size), f"{name}samples trained on"
-    return f"{count:,.0f}", "samples trained on"
 
 
 def _curves(jobs: Sequence[UsageJob], hours: Mapping[int, float]) -> tuple[list[Curve], list[Curve]]:
@@ -114,17 +86,5 @@ def _job(job: UsageJob, rows: Sequence[Stretch]) -> list[str | tuple[str, float]
         (number(hours), round(hours, 4)), (f"{samples:,.0f}", samples),
         (number(rate), round(rate or 0.0, 4)), (str(len(pauses)), len(pauses)),
         (span(sum(pauses)) if pauses else "", round(sum(pauses), 3)),
+        ("" if job.rho is None else f"{job.rho:.2f}", round(job.rho or 0.0, 4)),
     ]  # fmt: skip
-
-
-def _percent(share: float) -> str:
-    return "under 0.01%" if 0 < share < 1e-4 else f"{100 * share:.2f}%"
-
-
-def _zone(at: float) -> str:
-    here = datetime.fromtimestamp(at).astimezone()
-    return f"{here.tzname()} ({here.strftime('%z')[:3]}:{here.strftime('%z')[3:5]})"
-
-
-def _when(at: float) -> str:
-    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M")

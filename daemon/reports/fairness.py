@@ -1,18 +1,32 @@
 """How evenly groups of users were served: Jain's index, an equal division, and the time alone on an equal part.
 
 Jain, Chiu, Hawe, A quantitative measure of fairness, DEC-TR-301, 1984; finish-time fairness: Mahajan et al., Themis,
-NSDI 2020. Promise: pure. Limit: groups count alike, whatever their shares.
+NSDI 2020. Promise: pure; simulations and the report count by it. Limit: groups count alike, whatever their shares.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
+K = TypeVar("K")
 Span = tuple[str, float, float]
 """A group's job, from when to when."""
+LOOKS = 1000
+"""Moments at which a time is looked at."""
+
+
+def groups_of(owners: Sequence[tuple[str, str]], by: str) -> tuple[str, list[str]]:
+    """("account" or "user", whose each job is), of (account, user) of each: by users with `by` = "user" or where there
+    are no two accounts."""
+    accounts = [account for account, _ in owners]
+    if by == "user" or len(set(accounts)) < 2:
+        return "user", [user for _, user in owners]
+    return "account", accounts
 
 
 def jain(values: Sequence[float]) -> float:
@@ -94,3 +108,84 @@ def at_size(speeds: Sequence[tuple[int, float]], gpus: float) -> float:
         if gpus <= high:
             return max(speed, slow + (fast - slow) * (gpus - low) / (high - low))
     return max(speed, speeds[-1][1])
+
+
+@dataclass(frozen=True, slots=True)
+class Sharer:
+    """A job that shares GPUs with others."""
+
+    group: str
+    speeds: Sequence[tuple[int, float]]
+    """(GPUs, samples a second) in ascending order."""
+    least: int
+    most: int
+
+    def progress(self, gpus: float) -> float:
+        """Of one second, in what one GPU does."""
+        return at_size(self.speeds, gpus) / at_size(self.speeds, 1)
+
+    def rho(self, samples: float, start: float, end: float, gpus: float, presence: Presence) -> float:
+        """Finish-time fairness: the time that these samples took, by that alone on an equal part of so many GPUs: by
+        the groups, and by its own group's jobs, that were there with it, in the mean over its time."""
+        groups, own = presence.mean(self.group, start, end)
+        return (end - start) / (samples / at_size(self.speeds, gpus / (groups * own)))
+
+
+def looks(changes: Sequence[tuple[float, K, int]], start: float, end: float) -> Iterator[tuple[float, Mapping[K, int]]]:
+    """LOOKS moments of this time, evenly spread, and the GPUs of each that holds some; changes: when, who, and how many
+    from then on, in the order of time."""
+    held, at = dict[K, int](), 0
+    for look in range(LOOKS):
+        moment = start + (end - start) * (look + 0.5) / LOOKS
+        while at < len(changes) and changes[at][0] <= moment:
+            _, who, gpus = changes[at]
+            at += 1
+            held.pop(who, None)
+            if gpus:
+                held[who] = gpus
+        yield moment, held
+
+
+@dataclass
+class _Sum:
+    """Over the moments looked at: what a group had, and what an equal division would have given it."""
+
+    gpus: float = 0.0
+    equal_gpus: float = 0.0
+    progress: float = 0.0
+    equal_progress: float = 0.0
+
+
+class Division:
+    """How the GPUs of running jobs were divided between groups, in the moments that are added."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, _Sum] = {}
+
+    def add(self, held: Collection[tuple[Sharer, int]]) -> None:
+        """What they have in this moment, if there are two groups."""
+        present: dict[str, list[tuple[Sharer, int]]] = {}
+        for sharer, gpus in held:
+            present.setdefault(sharer.group, []).append((sharer, gpus))
+        if len(present) < 2:
+            return
+        bounds = {group: [(job.least, job.most) for job, _ in jobs] for group, jobs in present.items()}
+        whole = [(sum(low for low, _ in each), sum(high for _, high in each)) for each in bounds.values()]
+        equal = equal_division(sum(gpus for _, gpus in held), whole)
+        for (group, jobs), part in zip(present.items(), equal, strict=True):
+            own = self._sums.setdefault(group, _Sum())
+            own.gpus += sum(gpus for _, gpus in jobs)
+            own.equal_gpus += part
+            own.progress += sum(job.progress(gpus) for job, gpus in jobs)
+            each = zip(jobs, equal_division(part, bounds[group]), strict=True)
+            own.equal_progress += sum(job.progress(gpus) for (job, _), gpus in each)
+
+    def jain(self) -> float:
+        """Jain's index over the groups of the progress that its running jobs made, by that of an equal division of the
+        same GPUs: among groups, then among the jobs of each; their least and most GPUs kept, and what one cannot use
+        given to the others."""
+        return jain([each.progress / each.equal_progress for each in self._sums.values()])
+
+    def jain_gpus(self) -> float:
+        """The same of GPUs."""
+        return jain([each.gpus / each.equal_gpus for each in self._sums.values()])

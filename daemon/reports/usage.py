@@ -8,6 +8,7 @@ is known for the moments at which a decision was stored, where Slurm hides other
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol import request as elastic_request
@@ -18,6 +19,7 @@ from .common import Viewer, may_see
 from .evidence import Evidence
 from .explain import Measurement, observed
 from .record import about, made_from, read, record
+from .served import Fairness, Served, Speeds, Window
 from .status import JobStatus, job_row
 
 if TYPE_CHECKING:
@@ -48,6 +50,9 @@ class UsageJob(JobStatus):
 
     measured: tuple[Measurement, ...]
     curve: tuple[CurvePoint, ...] = about("at as many samples per GPU as were measured last; empty without a model")
+    rho: float | None = about(
+        "from submission to end, or until now, by the time alone on an equal part of the GPUs", default=None
+    )
 
 
 @record
@@ -68,6 +73,7 @@ class Usage:
     jobs: tuple[UsageJob, ...]
     allocations: tuple[Allocation, ...] = about("those of the jobs that touch the window")
     capacity: tuple[CapacityPoint, ...]
+    fairness: Fairness | None = about("of all jobs, whoever asks; None: not known, or of named jobs", default=None)
 
 
 def usage(
@@ -78,10 +84,11 @@ def usage(
     start: float,
     end: float | None = None,
     job: Iterable[int] = (),
+    fairness: str = "account",
     prior: Callable[[int], Prior | None] = lambda job_id: None,
 ) -> Usage:
-    """start, end: unix seconds; job: only these ids (empty: every job with an allocation in the window); prior: what
-    the planner believes of a job before it is measured (None: the shipped one)."""
+    """start, end: unix seconds; job: only these ids (empty: every job with an allocation in the window);
+    fairness: the setting; prior: what the planner believes of a job before it is measured (None: the shipped one)."""
     end = now if end is None else min(end, now)
     rows = acct(store, viewer, now, start=start, end=end, job=job)
     shown: dict[int, JobRow] = {}
@@ -90,13 +97,42 @@ def usage(
         if owner is not None and may_see(viewer, owner):
             shown[job_id] = owner
     decided = store.decisions_within(start, end)
-    return Usage(
+    found = Usage(
         now=now,
         start=start,
         end=end,
         jobs=tuple(_job(store, owner, viewer, now, prior(owner.job_id)) for owner in shown.values()),
         allocations=tuple(row for row in rows if row.job_id in shown),
         capacity=capacity((row for row in decided if row.job_id in shown or not viewer.private), start),
+    )
+    if viewer.private and not viewer.admin:  # how others' jobs were served is theirs
+        return found
+    curves = {each.job_id: each.curve for each in found.jobs}
+
+    def speeds(owner: JobRow) -> Speeds:
+        known = curves.get(owner.job_id)
+        if known is None:
+            known = tuple(curve(owner.request, store.observations(owner.job_id), prior(owner.job_id)))
+        return [(point.gpus, point.samples_per_s) for point in known]
+
+    served = Served(_window(store, found), fairness)
+    return replace(
+        found,
+        jobs=tuple(replace(each, rho=served.rho(each.job_id, speeds(shown[each.job_id]))) for each in found.jobs),
+        fairness=None if job else served.fairness(speeds),
+    )
+
+
+def _window(store: Store, of: Usage) -> Window:
+    """What is recorded of the jobs of this time, and of all that were there with one of them."""
+    first = min((row.submit_time for row in store.jobs_within(of.start, of.end) if row.managed), default=of.start)
+    return Window(
+        of.start,
+        of.end,
+        of.now,
+        [row for row in store.jobs_within(first, of.end) if row.managed],
+        store.allocations(start=first, end=of.end),
+        [(point.at, point.gpus) for point in of.capacity],
     )
 
 

@@ -239,6 +239,11 @@ class DaemonController:
         """The decisions of a plan made now and not stored."""
         return self.rounds.dry_run().rows
 
+    @property
+    def fairness(self) -> str:
+        """Between whom plans are fair."""
+        return self.rounds.settings.fairness
+
     def prior(self, job_id: int) -> Prior:
         """The prior of the job: what plans assume before it is measured."""
         return self.rounds.priors.of_job(job_id).prior

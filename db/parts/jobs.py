@@ -90,6 +90,14 @@ class Jobs(StorePart):
                 self._active = {row.job_id: row for row in rows}
         return rows
 
+    def jobs_within(self, start: float, end: float) -> list[JobRow]:
+        """Jobs by id that waited or ran within this time."""
+        table = schema.jobs
+        there = (table.c.submit_time < end) & (table.c.end_time.is_(None) | (table.c.end_time > start))
+        query = select(*(table.c[name] for name in _FIELDS)).where(there).order_by(table.c.job_id)
+        with self._db.read() as connection:
+            return [JobRow(*row) for row in connection.execute(query)]
+
     def job_of_task(self, name: str) -> int | None:
         """The job that Slurm calls by this name in an array, such as 7_3; the youngest where Slurm began ids again."""
         table = schema.jobs

@@ -107,6 +107,8 @@ class FakeController:
     def health(self) -> Health:
         return Health(mode="advise", rounds=1)
 
+    fairness = "account"
+
     def prior(self, job_id: int) -> None:
         return None
 

@@ -41,6 +41,8 @@ class StoredController:
     def dry_plan(self) -> list[DecisionRow]:
         return self.store.current_decisions()
 
+    fairness = "account"
+
     def prior(self, job_id: int) -> None:
         return None
 

@@ -1,5 +1,5 @@
 """`selastic report`: one self-contained HTML page of how jobs have gone: what each had and when, GPUs in training,
-throughput against GPUs with the fitted curve and its measurements, pauses, GPU-hours.
+throughput against GPUs with the fitted curve and its measurements, pauses, GPU-hours, fairness.
 
 Promise: one file, nothing fetched; written whole or not at all. Limit: jobs that you may see in full.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from slurm_elastic.protocol.api.routes import WindowQuery
 from slurm_elastic.protocol.errors import ConfigError, ElasticError
 
+from ...html import figures
 from ...reports.usage import Usage
 from .. import options
 
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--html", metavar="FILE", nargs="?", const="-", default="-",
                       help="write the page here; - or nothing: to standard output (the default)")  # fmt: skip
+    form.add_argument("--text", action="store_true", help="print the key figures only, as text")
     form.add_argument("--json", action="store_true", help="print what the page is made from as JSON")
 
 
@@ -34,8 +36,10 @@ def run(args: argparse.Namespace) -> int:
     """Write the page. A job named with -j that is not known ends, after that, with exit status 1."""
     now = options.clock()
     start, end = options.window(args, now, "now-1day")
-    if args.html == "-" and not args.json and sys.stdout.isatty():
-        raise ConfigError("a page of HTML is not for a terminal; accepted: --html FILE, or standard output into a file")
+    if args.html == "-" and not (args.json or args.text) and sys.stdout.isatty():
+        raise ConfigError(
+            "a page of HTML is not for a terminal; accepted: --html FILE, --text, or standard output into a file"
+        )
     query = WindowQuery(start, end, tuple(args.jobs or ()))
     usage = options.ask(Usage, query=query, timeout=options.LONG_S)
     _, unknown = options.named(args, usage.jobs)
@@ -45,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     usage = replace(usage, jobs=tuple(jobs), allocations=rows)
     if args.json:
         options.print_json(usage)
+    elif args.text:
+        print(figures.text(usage), end="")
     else:
         from ...html.report_page import page
 

@@ -68,6 +68,15 @@ def test_a_requeued_job_is_active_again(store: Store) -> None:
     assert [job.job_id for job in store.jobs()] == [7]
 
 
+def test_who_was_there_in_a_time(store: Store) -> None:
+    """A job counts from its submission to its end, at both of which it is there no more than not."""
+    store.upsert_jobs([dataclasses.replace(JOB, job_id=9, submit_time=50.0)])
+    store.upsert_jobs([dataclasses.replace(JOB, job_id=8, submit_time=10.0, state="COMPLETED", end_time=20.0)])
+    store.end_job(7, "COMPLETED", 5.0)
+    found = [[job.job_id for job in store.jobs_within(*time)] for time in ((0, 10), (15, 50), (20, 50), (15, 51))]
+    assert found == [[7], [8], [], [8, 9]]
+
+
 def test_jobs_are_remembered_as_the_database_has_them(store: Store, url: str) -> None:
     """Whatever became of them since somebody asked: stored, changed, ended, requeued."""
     chance = random.Random(1)

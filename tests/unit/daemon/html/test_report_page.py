@@ -15,11 +15,12 @@ import pytest
 import sample_history
 
 from slurm_elastic.daemon import reports
-from slurm_elastic.daemon.html import charts, report_charts, report_page
+from slurm_elastic.daemon.html import charts, figures, report_charts, report_page
 from slurm_elastic.daemon.html.report_page import page
 from slurm_elastic.daemon.html.stretches import clipped, used
 from slurm_elastic.daemon.reports.acct import Allocation
 from slurm_elastic.daemon.reports.record import read
+from slurm_elastic.daemon.reports.served import Fairness
 from slurm_elastic.daemon.reports.usage import CapacityPoint, Usage
 from slurm_elastic.db.store import Store
 
@@ -118,6 +119,23 @@ def test_a_hundred_thousand_changes_are_drawn_as_few() -> None:
     assert max(gpus for _, gpus in steps) == 5.0 and steps == sorted(steps, key=lambda step: step[0])
     assert [gpus for at, gpus in steps if 10_100 < at < 20_000] == []
     assert [gpus for at, gpus in steps if at <= 10_100][-1] == 3.0
+
+
+def test_fairness_is_on_the_page_and_in_the_text(report: Usage) -> None:
+    """The figures that the record has; a page of a single user's cluster has no such part."""
+    fairness = Fairness(between="user", groups=2, jain=0.9714, jain_gpus=1.0, ended=1, rho_mean=0.5, rho_worst=None)
+    jobs = (replace(report.jobs[0], rho=1.234), *report.jobs[1:])
+    root = ElementTree.fromstring(page(replace(report, fairness=fairness, jobs=jobs)))
+    shown = {(each[0].text, each[1].text) for each in root.iter("div") if len(each) == 2 and each[0].tag == "b"}
+    assert {
+        ("0.971", "Jain's index of the progress of 2 users (1: even)"),
+        ("0.50", "rho, mean of 1 job that ended"),
+        ("unknown", "rho of the worst of them"),
+    } <= shown
+    assert "1.23" in {cell.text for cell in root.iter("td")}
+    lines = figures.text(replace(report, fairness=fairness)).splitlines()
+    assert lines[0].endswith(")") and "   0.50  rho, mean of 1 job that ended" in lines
+    assert "Jain" not in figures.text(replace(report, fairness=None)) + page(replace(report, fairness=None))
 
 
 def test_an_empty_time_is_a_page_too(store: Store, viewer: Callable[..., Any]) -> None:
