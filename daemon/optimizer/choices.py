@@ -93,7 +93,7 @@ def _listed(jobs: Sequence[JobView], grids: Sequence[Grid], policy: Policy) -> l
     columns = np.stack([sizes.gpus, _terms(jobs, grids, policy, sizes, kept), sizes.batch, sizes.speedup])[:, kept]
     ends = configurations.ends_of(np.add.reduceat(kept, sizes.starts, dtype=np.int64)).tolist()
     present = sizes.present.tolist()
-    return [Columns(columns[:, ends[j] : ends[j + 1]].copy(), present[j]) for j in range(len(jobs))]
+    return [Columns(columns[:, ends[j] : ends[j + 1]].copy(), present[j], job.weight) for j, job in enumerate(jobs)]
 
 
 def _at_best_batches(jobs: Sequence[JobView], grids: Sequence[Grid], policy: Policy) -> _Sizes:
@@ -195,10 +195,8 @@ def _worth_each_gpu(jobs: Sequence[JobView], sizes: _Sizes) -> Array:
 
 
 def _terms(jobs: Sequence[JobView], grids: Sequence[Grid], policy: Policy, sizes: _Sizes, kept: Array) -> Array:
-    """The term of each size in the objective, ties broken towards an even spread."""
+    """What each size is worth of a job that counts as one, ties broken towards an even spread."""
     smallest = np.minimum.reduceat(np.where(kept & (sizes.gpus > 0), sizes.progress, np.inf), sizes.starts)
     floor = policy.least_progress * np.where(smallest < np.inf, smallest, 1.0)
     even = sizes.progress * np.concatenate([grid.evenness for grid in grids])
-    weight = np.array([job.weight for job in jobs])
-    with np.errstate(over="ignore"):  # the solver refuses what is not finite, by its job
-        return weight[sizes.job] * np.asarray(policy.utilities(np.maximum(even, floor[sizes.job])))
+    return np.asarray(policy.utilities(np.maximum(even, floor[sizes.job])))

@@ -18,7 +18,7 @@ from itertools import islice
 from math import fsum
 
 from .choices import choices
-from .job_view import JobView
+from .job_view import JobView, check
 from .policies import DEFAULT_POLICY, POLICIES
 from .posing import problem_of
 from .problem import Layout, checked
@@ -44,8 +44,9 @@ class Cache:
 
     def turn(self) -> None:
         """Begin another round of plans: forget, once there is no more room, what was not asked for since last time."""
-        if max(len(self.made), len(self.views)) > self.room:
+        if len(self.made) > self.room:
             self.old, self.made = self.made, {}
+        if len(self.views) > self.room:
             self.old_views, self.views = self.views, {}
 
 
@@ -135,6 +136,7 @@ def choices_of(jobs: Sequence[JobView], policy: str, cache: Cache | None = None)
     for j, job in enumerate(jobs):
         held = cache.views.get(id(job)) or cache.old_views.get(id(job))
         if held is None or held[0] != policy:
+            check(job)  # here: of jobs alike but for their weights only one is looked at below
             key = _made_from(job, policy)
             known = cache.made.get(key) or cache.old.get(key)
             if known is None:
@@ -142,22 +144,24 @@ def choices_of(jobs: Sequence[JobView], policy: str, cache: Cache | None = None)
                 found.append(None)
                 continue
             cache.made[known[0]] = known
-            held = policy, job, known[2]
+            held = policy, job, known[2].at_weight(job.weight)
         cache.views[id(job)] = held  # the view is kept, so that its identity stays its own
         found.append(held[2])
     made = choices([jobs[alike[0]] for alike in lacking.values()], policy)
     for (key, alike), own in zip(lacking.items(), made, strict=True):
         cache.made[key] = key, jobs[alike[0]], own
         for j in alike:
-            cache.views[id(jobs[j])] = policy, jobs[j], own
-            found[j] = own
+            found[j] = weighted = own.at_weight(jobs[j].weight)
+            cache.views[id(jobs[j])] = policy, jobs[j], weighted
     return [own for own in found if own is not None]
 
 
 def _made_from(job: JobView, policy: str) -> object:
-    """What a job's choices depend on. Sizes by their identity: jobs alike share them, and they are long."""
+    """What a job's choices depend on, its weight apart. Sizes by their identity: jobs alike share them, and they are
+    long."""
+    asked = job.reference_gpus if POLICIES[policy].fixed_size else 0
     return (
-        policy, job.model, id(job.choices), job.batches, job.current_gpus, job.current_batch, job.reference_gpus,
-        job.reference_batch, job.weight, job.pause_s, job.horizon_s, job.frozen, job.sigma, job.noise_scale,
+        policy, job.model, id(job.choices), job.batches, job.current_gpus, job.current_batch, asked,
+        job.reference_batch, job.pause_s, job.horizon_s, job.frozen, job.sigma, job.noise_scale,
         job.restart_sizes, job.restart_pause_s, job.quality, job.least_per_gpu,
     )  # fmt: skip

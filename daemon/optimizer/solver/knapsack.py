@@ -70,7 +70,7 @@ def solve(
 
 def value_at(row: Sequence[Choice], at: int) -> float:
     """The value of one choice of a list."""
-    return row.numbers.item(1, at) if isinstance(row, Columns) else row[at].value
+    return row.value_at(at) if isinstance(row, Columns) else row[at].value
 
 
 def solve_table(table: Table, capacity: int, labels: Sequence[str] | None = None, work: int = WORK) -> Solution:

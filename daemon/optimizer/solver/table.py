@@ -40,16 +40,35 @@ class Choice:
 class Columns(Sequence[Choice]):
     """The choices of one job, GPUs strictly rising."""
 
-    __slots__ = ("numbers", "present")
+    __slots__ = ("present", "unweighted", "weight")
 
-    def __init__(self, numbers: Array, present: float = math.nan) -> None:
-        self.numbers = numbers
-        """GPUs, values, batches, speedups: one row of doubles each."""
+    def __init__(self, unweighted: Array, present: float = math.nan, weight: float = 1.0) -> None:
+        self.unweighted = unweighted
+        """GPUs, values of a job that counts as one, batches, speedups: one row of doubles each."""
         self.present = present
         """The speedup at the size and the batch that the job has; nan: not known."""
+        self.weight = weight
+        """What its values are multiplied by."""
+
+    def at_weight(self, weight: float) -> Columns:
+        """The same choices of a job that counts by so much; the numbers are shared."""
+        return self if weight == self.weight else Columns(self.unweighted, self.present, weight)
+
+    @property
+    def numbers(self) -> Array:
+        """GPUs, values, batches, speedups: one row of doubles each."""
+        if self.weight == 1.0:
+            return self.unweighted
+        weighted = self.unweighted.copy()
+        weighted[1] *= self.weight
+        return weighted
+
+    def value_at(self, at: int) -> float:
+        """The value of one choice."""
+        return float(self.unweighted.item(1, at) * self.weight)
 
     def __len__(self) -> int:
-        return int(self.numbers.shape[1])
+        return int(self.unweighted.shape[1])
 
     @overload
     def __getitem__(self, at: int) -> Choice: ...
@@ -58,8 +77,8 @@ class Columns(Sequence[Choice]):
     def __getitem__(self, at: int | slice) -> Choice | list[Choice]:
         if isinstance(at, slice):
             return list(self)[at]
-        gpus, value, batch, speedup = self.numbers[:, at].tolist()
-        return Choice(int(gpus), value, int(batch), speedup)
+        gpus, value, batch, speedup = self.unweighted[:, at].tolist()
+        return Choice(int(gpus), value * self.weight, int(batch), speedup)
 
     def __iter__(self) -> Iterator[Choice]:
         for gpus, value, batch, speedup in zip(*self.numbers.tolist(), strict=True):
@@ -75,8 +94,8 @@ class Columns(Sequence[Choice]):
 
     def of_size(self, gpus: int) -> Choice | None:
         """The choice of so many GPUs; None: there is none."""
-        at = int(self.numbers[0].searchsorted(gpus))
-        return self[at] if at < len(self) and self.numbers[0, at] == gpus else None
+        at = int(self.unweighted[0].searchsorted(gpus))
+        return self[at] if at < len(self) and self.unweighted[0, at] == gpus else None
 
 
 @dataclass(frozen=True)
@@ -119,7 +138,9 @@ def build(options: Sequence[Sequence[Choice]], labels: Sequence[str] | None = No
     each = [row if isinstance(row, Columns) else _columns(row, labels, j, origins) for j, row in enumerate(options)]
     starts = np.zeros(len(each) + 1, dtype=np.int64)
     np.cumsum([len(own) for own in each], out=starts[1:])
-    weight, value, _, _ = np.concatenate([own.numbers for own in each], axis=1)
+    weight, value, _, _ = np.concatenate([own.unweighted for own in each], axis=1)
+    with np.errstate(over="ignore"):  # what is not finite is refused by its job
+        value *= np.array([own.weight for own in each]).repeat(starts[1:] - starts[:-1])
     if not acceptable(weight, value):
         for j, row in enumerate(options):
             _check(row, name(labels, j))

@@ -1,0 +1,84 @@
+"""What plans keep of the plans before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from slurm_elastic.daemon.optimizer import plan as plan_module
+from slurm_elastic.daemon.optimizer.errors import PlanInputError
+from slurm_elastic.daemon.optimizer.job_view import JobView
+from slurm_elastic.daemon.optimizer.plan import Cache, choices_of, plan
+from slurm_elastic.daemon.optimizer.solver.table import Columns
+
+SIZES = tuple((k, 1) for k in (1, 2, 4, 8))
+
+
+class Square:
+    """A job whose speed is the root of its GPUs."""
+
+    sizes_seen = range(1, 100)
+    jitter = 0.0
+
+    def throughput(self, gpus: int, nodes: int, batch: int) -> float:
+        return float(gpus**0.5)
+
+    def throughputs(self, points: Sequence[tuple[int, int, int]]) -> list[float]:
+        return [self.throughput(*point) for point in points]
+
+    def uncertainties(self, sizes: Sequence[tuple[int, int]]) -> list[float]:
+        return [0.0] * len(sizes)
+
+
+MODEL = Square()
+
+
+def batches(gpus: int) -> tuple[int, ...]:
+    return (64,)
+
+
+def jobs_of(weights: list[float], reference_gpus: int = 1) -> list[JobView]:
+    """Jobs that are alike but for their weights."""
+    return [
+        JobView(str(i), MODEL, SIZES, batches, 1, 64, reference_gpus, 64, weight=weight)
+        for i, weight in enumerate(weights)
+    ]
+
+
+def test_a_weight_that_changes_makes_no_choices_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that joins a group changes the weights of all others in it: their choices are those of before, each
+    multiplied by the new weight, and plans are those made from nothing."""
+    computed, choices = list[int](), plan_module.choices
+
+    def counted(jobs: Sequence[JobView], policy: str) -> list[Columns]:
+        computed.append(len(jobs))
+        return choices(jobs, policy)
+
+    monkeypatch.setattr(plan_module, "choices", counted)
+    cache, first = Cache(), jobs_of([1.0, 1.0, 0.5])
+    assert plan(first, 12, cache=cache) == plan(first, 12)
+    computed.clear()
+    later = [replace(job, weight=weight) for job, weight in zip(first, (0.3, 4.0, 0.5), strict=True)]
+    kept = plan(later, 12, cache=cache)
+    assert sum(computed) == 0
+    assert kept == plan(later, 12)
+    assert kept.targets[1].gpus > kept.targets[0].gpus
+
+
+def test_choices_of_a_job_that_started_larger_are_the_same() -> None:
+    """What a job began with counts only where every job keeps its size."""
+    cache = Cache()
+    (small,), (large,) = (choices_of(jobs_of([1.0], gpus), "auto", cache) for gpus in (1, 4))
+    assert small == large and len(cache.made) == 1
+    choices_of(jobs_of([1.0], 4), "static", cache)
+    assert len(cache.made) == 2
+
+
+def test_a_weight_that_is_none_is_refused_though_the_choices_are_known() -> None:
+    """A job like one before it is looked at all the same."""
+    cache = Cache()
+    plan(jobs_of([1.0]), 8, cache=cache)
+    with pytest.raises(PlanInputError, match="job 1: weight -1"):
+        plan(jobs_of([1.0, -1.0]), 8, cache=cache)
