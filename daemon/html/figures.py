@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from ..reports.served import Fairness
+from ..reports.fairness.window import Fairness
 from ..reports.usage import Usage
 from ..text.tables import number
 from .stretches import Stretch, clipped, used

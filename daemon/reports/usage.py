@@ -18,8 +18,8 @@ from .acct import Allocation, acct
 from .common import Viewer, may_see
 from .evidence import Evidence
 from .explain import Measurement, observed
+from .fairness.window import Fairness, Served, Speeds, Window
 from .record import about, made_from, read, record
-from .served import Fairness, Served, Speeds, Window
 from .status import JobStatus, job_row
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from slurm_elastic.daemon.html import charts, figures, report_charts, report_pag
 from slurm_elastic.daemon.html.report_page import page
 from slurm_elastic.daemon.html.stretches import clipped, used
 from slurm_elastic.daemon.reports.acct import Allocation
+from slurm_elastic.daemon.reports.fairness.window import Fairness
 from slurm_elastic.daemon.reports.record import read
-from slurm_elastic.daemon.reports.served import Fairness
 from slurm_elastic.daemon.reports.usage import CapacityPoint, Usage
 from slurm_elastic.db.store import Store
 

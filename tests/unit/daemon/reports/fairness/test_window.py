@@ -10,7 +10,7 @@ import pytest
 import sample_history
 
 from slurm_elastic.daemon import reports
-from slurm_elastic.daemon.reports.served import Fairness, Served, Window
+from slurm_elastic.daemon.reports.fairness.window import Fairness, Served, Window
 from slurm_elastic.db.rows import AllocationRow, JobRow
 from slurm_elastic.db.store import Store
 

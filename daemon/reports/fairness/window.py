@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.errors import RequestError
 
-from .fairness import Division, Presence, Sharer, groups_of, looks
-from .record import about, record
+from ..record import about, record
+from .division import Division, Presence, Sharer, groups_of, looks
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import AllocationRow, JobRow

@@ -1,0 +1,1 @@
+"""How evenly groups of users were served: of a simulation and of what is recorded, by the same arithmetic."""
