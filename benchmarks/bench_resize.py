@@ -10,7 +10,8 @@ private real Slurm and grows by a companion (`--local`: without Slurm, by anothe
 selasticd would. Each is compared with the cold restart of its own strategy, torchrun with DDP's. A cold restart is the
 kindest there is: checkpoint on SIGTERM, then the same script started by hand at the other size at once, with no wait in
 a queue. torchrun runs its own documentation's example with a snapshot a step. Both directions alternate: 2 -> 4 -> 2
-workers. Limit: CPU workers over gloo; neither NCCL nor CUDA is in it.
+workers. Changes of the batch alone stand beside those of 0.2.0, which made a new process group for them; --batches-only
+measures nothing else. Limit: CPU workers over gloo; neither NCCL nor CUDA is in it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ STEPS_BETWEEN = 6
 """Steps of a world before it is changed again: those after the first give the median step."""
 PATIENCE_S = 300.0
 Line = dict[str, Any]
+Measured = Callable[[str, Callable[[Path], "Pauses"]], "Pauses"]
+"""Runs one measurement in a folder of its own."""
 
 
 @dataclass
@@ -56,7 +59,9 @@ class Pauses:
 
     grow: list[float] = field(default_factory=list)
     shrink: list[float] = field(default_factory=list)
-    phases: dict[str, list[dict[str, float]]] = field(default_factory=lambda: {"grow": [], "shrink": []})
+    batch: list[float] = field(default_factory=list)
+    """Of changes of the batch alone."""
+    phases: dict[str, list[dict[str, float]]] = field(default_factory=lambda: {"grow": [], "shrink": [], "batch": []})
     step: float = 0.0
     failed: str = ""
 
@@ -81,12 +86,12 @@ def pauses(lines: list[Line]) -> Pauses:
     """From what a training noted, whatever made it change its size."""
     result, steps = Pauses(), []
     for old, new in pairwise(worlds(lines)):
-        if old[-1]["size"] == new[0]["size"]:
+        if (old[-1]["size"], old[-1].get("batch")) == (new[0]["size"], new[0].get("batch")):
             continue
         step = statistics.median(b["at"] - a["at"] for a, b in pairwise(new)) if len(new) > 1 else 0.0
         steps.append(step)
         gap = new[0]["at"] - old[-1]["at"]
-        way = "grow" if new[0]["size"] > old[-1]["size"] else "shrink"
+        way = "grow" if new[0]["size"] > old[-1]["size"] else "shrink" if new[0]["size"] < old[-1]["size"] else "batch"
         getattr(result, way).append(gap - step)
         phases = dict(new[0].get("phases") or {})
         if "process" in new[0] and not phases:
@@ -173,6 +178,22 @@ def elastic(folder: Path, args: list[str], resizes: int, cluster: Sandbox | None
                     companion = phase.pieces[-1].slurm_job_id
                 elif cluster is not None:
                     cluster.run(["scancel", str(companion)])
+            done(steps, FEW, story)
+    return pauses(read(steps))
+
+
+def batches(folder: Path, args: list[str], changes: int, cluster: Sandbox | None, **env: str) -> Pauses:
+    """Change the batch so many times up and down, with nobody who comes or goes."""
+    steps = folder / "steps.jsonl"
+    with FakeDaemon() as daemon:
+        words = [str(HERE / "resize_train.py"), *args, "--out", str(steps)]
+        with supervised(folder, words, {**daemon.env(folder), **env}, cluster) as output:
+            story = lambda: output.read_text()[-3000:] if output.exists() else "no output"  # noqa: E731
+            base = daemon.wait_registered(PATIENCE_S).pieces
+            for number in range(1, 2 * changes + 1):
+                done(steps, FEW, story)
+                daemon.order(number, base[0].slurm_job_id, base, batch=64 if number % 2 else 32)
+                daemon.wait_phase(number, "running", PATIENCE_S)
             done(steps, FEW, story)
     return pauses(read(steps))
 
@@ -295,10 +316,17 @@ def show(results: dict[str, Pauses]) -> None:
         print(f"  {name:34}{columns}" + (f"  failed: {result.failed}" if result.failed else ""))
 
 
+def show_batches(results: dict[str, Pauses]) -> None:
+    """The same of changes of the batch alone."""
+    print(f"  {'':34}the batch alone, 32 <-> 64 on {FEW} workers, s")
+    for name, result in results.items():
+        print(f"  {name:34}{summary(result.batch):35}step {result.step:.3f}")
+
+
 def show_phases(results: dict[str, Pauses]) -> None:
     """Where the time goes: the median of each part."""
     for name, result in results.items():
-        for way in ("grow", "shrink"):
+        for way in ("grow", "shrink", "batch"):
             found = [phases for phases in result.phases[way] if phases]
             if not found:
                 continue
@@ -308,10 +336,50 @@ def show_phases(results: dict[str, Pauses]) -> None:
             print(f"  {name}, {way}, ms: {told}")
 
 
+def of_sizes(
+    args: argparse.Namespace, size: str, many: int, cluster: Sandbox | None, measured: Measured
+) -> dict[str, Pauses]:
+    """Of one model, every way to another size."""
+    results: dict[str, Pauses] = {}
+    for strategy in args.strategies.split(","):
+        words = ["--size", size, "--strategy", strategy]
+        results[f"selastic run, {strategy}"] = measured(
+            f"{size} {strategy}", lambda folder, w=words: elastic(folder, w, many, cluster)
+        )
+    for strategy in args.strategies.split(","):
+        words = ["--size", size, "--strategy", strategy]
+        results[f"cold restart, {strategy}"] = measured(
+            f"{size} {strategy} cold", lambda folder, w=words: cold(folder, w, args.cold)
+        )
+    if args.torchrun:
+        for name, conf in (("defaults", ""), ("last_call_timeout=1", "last_call_timeout=1")):
+            results[f"torchrun, {name}"] = measured(
+                f"{size} torchrun {name}",
+                lambda folder, c=conf: torchrun(folder, ["--size", size], args.torchrun, c),
+            )
+    return results
+
+
+def of_batches(
+    args: argparse.Namespace, size: str, many: int, cluster: Sandbox | None, measured: Measured
+) -> dict[str, Pauses]:
+    """Of one model, another batch: as it is now, and as it was in 0.2.0."""
+    results: dict[str, Pauses] = {}
+    for strategy in args.strategies.split(","):
+        for name, env in (("in place", {}), ("by a new group", {"NEW_GROUPS": "1"})):
+            words = ["--size", size, "--strategy", strategy]
+            results[f"{strategy}, {name}"] = measured(
+                f"{size} {strategy} batch {name}",
+                lambda folder, w=words, e=env: batches(folder, w, many, cluster, **e),
+            )
+    return results
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--resizes", type=int, default=20, help="in each direction")
     parser.add_argument("--large", type=int, default=6, help="the same, of the large model")
+    parser.add_argument("--batches-only", action="store_true", help="changes of the batch alone")
     parser.add_argument("--cold", type=int, default=3, help="cold restarts in each direction")
     parser.add_argument("--torchrun", type=int, default=2, help="joins, and leaves, of an agent; 0: none")
     parser.add_argument("--sizes", default="small,large")
@@ -336,26 +404,14 @@ def main(argv: list[str] | None = None) -> int:
 
         for size in args.sizes.split(","):
             print(f"{size} model, {os.cpu_count()} cores, selastic run {'without Slurm' if args.local else 'on Slurm'}")
-            results: dict[str, Pauses] = {}
             many = args.resizes if size == "small" else min(args.large, args.resizes)
-            for strategy in args.strategies.split(","):
-                words = ["--size", size, "--strategy", strategy]
-                results[f"selastic run, {strategy}"] = measured(
-                    f"{size} {strategy}", lambda folder, w=words, n=many: elastic(folder, w, n, cluster)
-                )
-            for strategy in args.strategies.split(","):
-                words = ["--size", size, "--strategy", strategy]
-                results[f"cold restart, {strategy}"] = measured(
-                    f"{size} {strategy} cold", lambda folder, w=words: cold(folder, w, args.cold)
-                )
-            if args.torchrun:
-                for name, conf in (("defaults", ""), ("last_call_timeout=1", "last_call_timeout=1")):
-                    results[f"torchrun, {name}"] = measured(
-                        f"{size} torchrun {name}",
-                        lambda folder, s=size, c=conf: torchrun(folder, ["--size", s], args.torchrun, c),
-                    )
-            show(results)
-            show_phases(results)
+            if not args.batches_only:
+                resized = of_sizes(args, size, many, cluster, measured)
+                show(resized)
+                show_phases(resized)
+            rebatched = of_batches(args, size, many, cluster, measured)
+            show_batches(rebatched)
+            show_phases(rebatched)
     return 0
 
 

@@ -93,7 +93,18 @@ def watched(job: elastic.Job) -> Stopwatch:
     watch.watch(state, "restore", "take state over")
     watch.watch(switch.WorldSwitch, "settle", "all have done it")
     watch.watch(session.snapshots, "hold", "end of the copy")
+    watch.watch(session, "take_batch", "batch, slices")
     return watch
+
+
+def as_before(job: elastic.Job) -> None:
+    """As in 0.2.0: another batch comes with another process group."""
+    client = job._session.membership.client
+    assert client is not None
+    send = client.send
+    client.send = lambda message: send(  # type: ignore[method-assign]
+        {name: value for name, value in message.items() if name != "takes_batches"}
+    )
 
 
 def main() -> None:
@@ -104,6 +115,8 @@ def main() -> None:
     parser.add_argument("--out", required=True, help="file that rank 0 appends to")
     args = parser.parse_args()
     job = elastic.join(batch=32, max_batch=64, lr="none", checkpoints=args.checkpoints)
+    if "NEW_GROUPS" in os.environ:
+        as_before(job)
     torch.manual_seed(0)
     widths = WIDTHS[args.size]
     data = torch.utils.data.TensorDataset(torch.randn(4096, widths[0]), torch.randn(4096, widths[-1]))
@@ -120,7 +133,7 @@ def main() -> None:
             ended = time.monotonic()
             if job.rank != 0:
                 continue
-            line: dict[str, Any] = {"at": ended, "world": job.generation, "size": job.world_size}
+            line: dict[str, Any] = {"at": ended, "world": job.generation, "size": job.world_size, "batch": job.batch}
             if (job.generation, job.world_size) != generation:
                 generation = (job.generation, job.world_size)
                 line |= {"phases": watch.taken(), "begun": begun, "process": [BEGUN, IMPORTED, made]}

@@ -51,6 +51,10 @@ def count():
     os.rename("counted.partial", "counted")
 
 job = elastic.join(batch=24, max_batch=64, lr="none")
+if os.environ.get("NEW_GROUPS"):  # as workers of 0.2.0: another batch comes with another group
+    client = job._session.membership.client
+    send = client.send
+    client.send = lambda message: send({key: value for key, value in message.items() if key != "takes_batches"})
 torch.manual_seed(0)
 x = torch.randn(499, 4)
 model = torch.nn.Linear(4, 1)
@@ -80,7 +84,7 @@ class GrowthSoak:
 
     def run(self, cycles: int, batches: int = 0, minutes: float = 1e9, **env: str) -> None:
         """In each cycle a worker joins, the batch changes so many times, and the worker leaves; then a sample. Fewer
-        cycles where the time is over before. env: of the training."""
+        cycles where the time is over before. env: of the training; NEW_GROUPS: each batch makes a group."""
         end = time.monotonic() + 60 * minutes
         self._resizes_in_one = 2 + batches
         (self.folder / "train.py").write_text(SCRIPT)
@@ -251,12 +255,14 @@ def main() -> int:
     parser.add_argument("--resizes", type=int, default=10_000)
     parser.add_argument("--batches", type=int, default=48, help="changes of the batch between a grow and a shrink")
     parser.add_argument("--minutes", type=float, default=1e9, help="end after these, however many there were")
+    parser.add_argument("--in-place", action="store_true", help="the batch changes in the group as it is")
     parser.add_argument("--loader-workers", type=int, default=2)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="selastic-growth-") as folder:
         soak = GrowthSoak(Path(folder), args.loader_workers)
         begun = time.monotonic()
-        soak.run(args.resizes // (2 + args.batches), args.batches, args.minutes)
+        groups = {} if args.in_place else {"NEW_GROUPS": "1"}
+        soak.run(args.resizes // (2 + args.batches), args.batches, args.minutes, **groups)
         resizes = len(soak.samples) * (2 + args.batches)
         print(f"{resizes} resizes of one training in {time.monotonic() - begun:.0f} s\n")
         print_slopes(soak.slopes(), "per resize")

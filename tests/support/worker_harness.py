@@ -137,12 +137,15 @@ class Control:
         bound_s: float = 0.0,
         tell: bool = True,
         joiners: int | None = None,
+        in_place: bool = False,
     ) -> int:
         """Announce the next world to its members and to those who leave; the generation.
 
         joiners: how many survivors wait for; None: for all.
 
         bound_s: of one communication until its first step is done; 0: the shim's own.
+
+        in_place: the members stay in their group; without it, as 0.2.0's supervisor announces another batch.
         """
         self.generation += 1
         leavers = [name for name in self.members if name not in members] if source == "survivor" else []
@@ -162,6 +165,7 @@ class Control:
                     "source": source,
                     "joiners": joiners,
                     "timeout_s": timeout_s,
+                    **({"in_place": True} if in_place else {}),
                     **({"forming_s": bound_s, "first_step_s": bound_s} if bound_s else {}),
                 },
             )
@@ -178,6 +182,10 @@ class Control:
         self.spawn(*new)
         self.ready(*new)
         return self.running(self.world(*members, batch=batch))
+
+    def rebatch(self, batch: int) -> Message:
+        """Have the members take another batch where they are, and wait until they have."""
+        return self.running(self.world(*self.members, batch=batch, in_place=True))
 
     def start(self, *members: str, batch: int = 0, source: str = "fresh") -> Message:
         self.spawn(*members)

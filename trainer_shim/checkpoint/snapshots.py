@@ -61,7 +61,8 @@ class Snapshots:
         self._held: dict[str, Any] | None = None
         self._ahead, self._ahead_until, self._ahead_saved = 0, 0.0, False
         self._copying: Future[dict[str, Any]] | None = None
-        self._group: tuple[World, Any] | None = None
+        self._group: tuple[object, Any] | None = None
+        """Of the process group that this store has formed."""
         self._still = threading.Lock()
         self._quiet = False
         self._pause_s = 0.0
@@ -77,7 +78,7 @@ class Snapshots:
         """Before a switch of a model that is cut up: whether rank 0 wants a checkpoint for it, and whether the switch
         may come. Written while training goes on, it is what a switch that fails falls back to."""
         writer = self.saving.writer
-        if coming is None or rank != 0 or writer is None or not self._model().sharded:
+        if coming is None or coming.in_place or rank != 0 or writer is None or not self._model().sharded:
             return False, True
         if self._ahead != coming.generation:
             self._ahead, self._ahead_until, self._ahead_saved = coming.generation, time.monotonic() + AHEAD_S, False
@@ -182,8 +183,8 @@ class Snapshots:
         """The process group that saving and loading have to themselves; every rank asks for it at the same step."""
         from . import sharded
 
-        if self._group is None or self._group[0] is not world:
-            self._group = (world, sharded.group_of_all())
+        if self._group is None or self._group[0] is not world.store:  # another batch alone leaves the groups
+            self._group = (world.store, sharded.group_of_all())
         return self._group[1]
 
     @contextmanager

@@ -55,6 +55,8 @@ class ComingWorld:
     """For one communication in the first step."""
     joiners: int = 0
     """How many of its members come from outside the old world."""
+    in_place: bool = False
+    """The old world as it is, with another batch: no store, no group, nobody comes or goes."""
     since: float = field(default_factory=time.monotonic)
     key: str = field(default="", repr=False)
     """The job's, with which its members seal what they tell each other."""
@@ -64,8 +66,8 @@ class ComingWorld:
 
     @property
     def complete(self) -> bool:
-        """Whether this worker could switch now. A leaver needs no store."""
-        return self.leave or self.store is not None
+        """Whether this worker could switch now. Only a group that is to form needs a store."""
+        return self.leave or self.in_place or self.store is not None
 
 
 def _world(message: Message) -> ComingWorld:
@@ -82,6 +84,7 @@ def _world(message: Message) -> ComingWorld:
         forming_s=seconds(message, "forming_s", given.forming_s),
         first_step_s=seconds(message, "first_step_s", given.first_step_s),
         joiners=whole(message, "joiners", default=given.joiners),
+        in_place=bool(message.get("in_place")),
     )
 
 
@@ -258,7 +261,7 @@ class WorkerClient:
             if coming.generation <= self._last_generation:
                 return
             coming.store = self._stores.get(coming.generation)
-        if coming.rank == 0 and not coming.leave and coming.store is None:
+        if coming.rank == 0 and not coming.complete:
             host, port, coming.server = self._open_store(self._host)
             coming.store = (host, port)
             # Rank 0 lives where the supervisor does: everybody knows an address that leads there.

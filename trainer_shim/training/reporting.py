@@ -95,13 +95,14 @@ class Reporting:
         noise_scale = self._tuning.noise(progress).scale
         position = Position(progress.step, progress.samples, progress.epoch, noise_scale, self.length.left(progress))
         typical = total == shape.batch and (count in (None, shape.accumulation) or shape.rank > 0)
+        waited_s = self.meter.input_wait
         self.meter.step(total, position, typical, exposed_s)
         self._ended = time.perf_counter()
         if self._announce:
-            self._say_running(first_rate, shape.batch, total)
+            self._say_running(first_rate, shape.batch, total, waited_s)
 
-    def _say_running(self, first_rate: float, batch: int, total: int) -> None:
-        """After a world's first step, of `total` samples."""
+    def _say_running(self, first_rate: float, batch: int, total: int, waited_s: float) -> None:
+        """After a world's first step, of `total` samples, which it waited for so long."""
         world, progress, client = self._membership.world, self._state.progress, self._membership.client
         self._announce = False
         if world is None:
@@ -111,7 +112,9 @@ class Reporting:
             since, one_step, old_size, old_batch, factor = self._left
             self._left = None
             shares = (old_batch / old_size, batch / world.size)
-            pause_s = pause(self._ended - since, self._resumed - since, one_step, shares)
+            if old_size == world.size:  # where only the batch becomes smaller a step may take as long as before
+                shares = (shares[0], max(shares))
+            pause_s = pause(self._ended - since, self._resumed - since + waited_s, one_step, shares)
             lrs = (first_rate * factor, first_rate * self._tuning.target_rate(progress).lr)
             if world.rank == 0:
                 batches = (int(old_batch), batch)

@@ -217,7 +217,11 @@ class Session:
             self._stop()
         if sums.save:
             self.snapshots.save()
-        if sums.switch and coming is not None and self.world_switch.comes_now(coming):
+        if not sums.switch or coming is None or coming.generation <= self.world().generation:
+            return
+        if coming.in_place:
+            self.world_switch.change_batch(coming)
+        elif self.world_switch.comes_now(coming):
             self._agree()
             self.world_switch.switch(coming)
 
@@ -231,6 +235,10 @@ class Session:
     def forget_votes(self) -> None:
         """Votes, and measurements, of another world count no more."""
         self._votes.clear()
+        self.forget_measured()
+
+    def forget_measured(self) -> None:
+        """Norms of steps with another batch are not read any more."""
         self._squares = self._measured = None
 
     def note(self, line: dict[str, Any]) -> None:
@@ -298,8 +306,12 @@ class Session:
 
     def entered(self) -> None:
         """A world is complete, and every rank of it at one step."""
-        self._set_batch()
         self.trackers.entered(self.rank == 0, self.state.progress.step)
+        self.take_batch()
+
+    def take_batch(self) -> None:
+        """The world's batch, and slices, are those of every step from here on."""
+        self._set_batch()
         self.reporting.entered(self.slicing())
         if self.feed is not None:
             self.feed.turn(self.state.progress.cursor, self.slicing())

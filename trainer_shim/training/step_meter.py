@@ -96,6 +96,11 @@ class Meter:
         """Time spent waiting for the loader."""
         self._input_wait += seconds
 
+    @property
+    def input_wait(self) -> float:
+        """Seconds that the step under way has waited for the loader so far."""
+        return self._input_wait
+
     def resume(self) -> None:
         """A pass over the data begins: what happened since the last step (an evaluation) is not a step's time."""
         self._begun = self._clock()
@@ -186,8 +191,9 @@ def memory_peak_mb() -> float:
 def pause(total_s: float, gap_s: float, step_s: float, shares: tuple[float, float]) -> float:
     """What a resize cost, in seconds: from the end of the last old step to the end of the first new one, less one step.
 
-    gap_s: until the new world was ready to compute; never less than that is lost. step_s: an old step; one at the new
-    size is taken to differ as the samples per rank do. shares: samples per rank and step, old and new.
+    gap_s: until the new world was ready to compute, and its first samples were there; never less than that is lost.
+    step_s: an old step; one at the new size is taken to differ as the samples per rank do. shares: samples per rank and
+    step, old and new.
     """
     old, new = shares
     return max(gap_s, total_s - step_s * new / old)

@@ -8,6 +8,9 @@ code comes before the next step, so a change that somebody joins is put off unti
 of the old world that dies, and one that dies in the instant of the last agreement, end in a restart from the state
 saved; so does, where passes are one step long, one that dies in that step. Over NCCL a step that hangs is ended by
 its watchdog, with the process. Where a framework steps the optimizer, only the time before the first step is covered.
+
+A change of the batch alone leaves the group, and all that hangs on it, as it is: nothing of it can fail that a step
+cannot.
 """
 
 from __future__ import annotations
@@ -57,7 +60,11 @@ class SwitchingSession(Protocol):
 
     def forget_votes(self) -> None: ...
 
+    def forget_measured(self) -> None: ...
+
     def entered(self) -> None: ...
+
+    def take_batch(self) -> None: ...
 
     def note(self, line: dict[str, Any]) -> None: ...
 
@@ -125,7 +132,7 @@ class WorldSwitch:
         before = StateBefore.of(
             progress, model.module, HeldParts.of(session.state.capture()) if model.sharded else None
         )
-        position = {"step": progress.step, "samples": progress.samples}
+        position = self._position()
 
         def rescue(new_ranks: list[int]) -> None:
             if before.kept is not None:
@@ -150,6 +157,23 @@ class WorldSwitch:
             return
         session.reporting.resumed()
         session.note({"resize": [old.size, session.world().size], "step": progress.step})
+
+    def change_batch(self, coming: ComingWorld) -> None:
+        """Go on with another batch in the group as it is: no state moves, and every vote under way still counts."""
+        session = self._session
+        old, position = session.world(), self._position()
+        session.reporting.leaving(old, session.batch)
+        if not session.membership.take_batch(coming, position):
+            session.reporting.stayed()
+            return
+        session.forget_measured()
+        session.take_batch()
+        session.reporting.resumed()
+        session.note({"resize": [old.size, old.size], "step": session.state.progress.step})
+
+    def _position(self) -> dict[str, int]:
+        progress = self._session.state.progress
+        return {"step": progress.step, "samples": progress.samples}
 
     def _enter(self, gate: Gate, kept: HeldParts | None) -> None:
         """Form the new world."""

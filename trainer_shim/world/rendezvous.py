@@ -102,7 +102,7 @@ class Membership:
                 "the script called torch.distributed.init_process_group(); leave it out: under selastic run the job "
                 "makes the process groups, a new one at each resize"
             )
-        self.client.send({"type": "ready", "worker": self.worker, **about})
+        self.client.send({"type": "ready", "worker": self.worker, "takes_batches": True, **about})
         while True:
             coming = self.client.wait_held()
             if coming.leave:
@@ -214,6 +214,23 @@ class Membership:
         else:
             self._settle(coming)
         return left, gate
+
+    def take_batch(self, coming: ComingWorld, position: Message) -> bool:
+        """Go on in the group as it is, with the coming batch and under the coming number; every member calls this at
+        the same step. False: the change was called off, on some rank at least, and nothing has changed on any."""
+        client, old = self.client, self.world
+        if client is None or old is None:
+            raise AssertionError("only a world under the supervisor changes")
+        committed = client.commit(coming)
+        with self.ending_when_broken():
+            calls = worlds.gather(old, int(committed))
+        client.taken(coming)
+        if not all(answer for (answer,) in calls):
+            self.stayed(coming, f"world {coming.generation} was called off")
+            return False
+        client.send({"type": "quiesced", "generation": coming.generation, **position})
+        self.world, self.batch = dataclasses.replace(old, generation=coming.generation), coming.batch
+        return True
 
     def form(self, gate: Gate, left: LeftWorld | None = None) -> None:
         """The group of those who have arrived. Raises WorldNotFormed, soon when another one has taken the way back."""

@@ -62,8 +62,11 @@ PHASES = {
     "forward": (torch.nn.Linear, "forward"),
     "backward": (torch.autograd, "backward"),
     "settle": (switch.WorldSwitch, "settle"),
+    "take": (rendezvous.Membership, "take_batch"),
+    "taken": (session.Session, "take_batch"),
 }
-"""What happens to a worker that leaves one world and comes into another, in its order."""
+"""What happens to a worker that leaves one world and comes into another, in its order; and, in the end, what happens to
+one that takes another batch in its world."""
 
 
 def before(phase: str, action: Callable[[], None]) -> None:
@@ -100,6 +103,17 @@ def pause(phase: str) -> None:
                 time.sleep(0.001)
 
 
+def fail() -> None:
+    """The signal that the test has named hits this process; `change PHASE`: in a change of its world, or its batch;
+    `changed PHASE`: after one."""
+    phase, _, number = os.environ["FAIL"].partition(":")
+    session = job._session if "job" in globals() else None
+    changes = session is not None and session.state.progress.step > 0 and session.membership.coming() is not None
+    changed = session is not None and job.generation > 1
+    if {"change": changes, "changed": changed}.get(phase.split()[0], True):
+        os.kill(os.getpid(), int(number))
+
+
 HOLD, HICCUP = Path(args.out) / "hold", Path(args.out) / "hiccup"
 PAUSE = Path(args.out) / f"pause.{os.environ.get('SELASTIC_WORKER', '')}"
 if os.environ.get("FAIL") == "hiccup":
@@ -109,7 +123,7 @@ elif os.environ.get("FAIL") == "pause":
     for phase in PHASES:
         before(phase, functools.partial(pause, phase))
 elif "FAIL" in os.environ:
-    before(os.environ["FAIL"].split(":")[0], lambda: os.kill(os.getpid(), int(os.environ["FAIL"].split(":")[1])))
+    before(os.environ["FAIL"].split(":")[0].split()[-1], fail)
 
 
 class Net(torch.nn.Module):

@@ -268,10 +268,14 @@ class SupervisorContext:
     def announce(
         self, members: tuple[str, ...], batch: int, source: str, leavers: Iterable[Worker] = ()
     ) -> WorkerGroup:
-        """A new generation: every participant is sent its place in it, after the generation was put on disk."""
+        """A new generation: every participant is sent its place in it, after the generation was put on disk.
+
+        Where it has the same members in the same order they keep their process group: only the batch is another.
+        """
         self.generation += 1
         self.do(actions.RecordGeneration(self.generation))
-        common = {
+        same = self.world is not None and source == "survivor" and members == self.world.members
+        common: Message = {
             "type": "world",
             "generation": self.generation,
             "size": len(members),
@@ -283,6 +287,7 @@ class SupervisorContext:
             "first_step_s": self.limits.first_step_s,
             "report_s": self.report_every_s,
             "end_s": self.limits.end_s,
+            "in_place": same and all(self.workers[name].takes_batches for name in members),
         }
         for rank, name in enumerate(members):
             self.do(actions.Send(name, {**common, "rank": rank, "leave": False}))

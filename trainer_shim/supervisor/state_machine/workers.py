@@ -52,6 +52,11 @@ class Worker:
         size = self.config.get("unit")
         return size if isinstance(size, int) and size > 0 else 1
 
+    @property
+    def takes_batches(self) -> bool:
+        """Whether it takes another batch in the world that it is in; 0.2.0's do not."""
+        return self.config.get("takes_batches") is True
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:

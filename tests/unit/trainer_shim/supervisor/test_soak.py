@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from growth_soak import GrowthSoak
 from training_soak import Soak
 
@@ -19,6 +20,14 @@ def test_nothing_is_lost_whatever_is_killed_meanwhile(tmp_path: Path) -> None:
     assert soak.told.kills.total() == 3
 
 
+def test_nothing_is_lost_whatever_is_killed_while_batches_change(tmp_path: Path) -> None:
+    """The same where the batch alone changes, in place: fourteen times, with four kills of workers and agents."""
+    soak = Soak(tmp_path, seed=SEED, nap=0.04, grows=0.0)
+    soak.run(resizes=14, kills=4)
+    assert soak.proof().restarts
+    assert soak.told.kills.total() == 4
+
+
 def test_loader_workers_that_are_killed_leave_nothing_behind(tmp_path: Path) -> None:
     """A worker joins with two loader workers and leaves, twice: what they had in TMPDIR goes with it, and they are gone
     themselves. Its log has what it wrote; its agent wrote nothing, and has none."""
@@ -31,11 +40,12 @@ def test_loader_workers_that_are_killed_leave_nothing_behind(tmp_path: Path) -> 
     assert logs == ["0." + soak.node() + ".0.log", "1.local1-0.0.log", "2.local2-0.0.log"]
 
 
-def test_resizes_leave_nothing_behind_in_rank_0(tmp_path: Path) -> None:
+@pytest.mark.parametrize("groups", [{"NEW_GROUPS": "1"}, {}], ids=["new groups", "in place"])
+def test_resizes_leave_nothing_behind_in_rank_0(tmp_path: Path, groups: dict[str, str]) -> None:
     """What Python and malloc have given out to a rank that lives on is the same after 32 more resizes: no group, no
-    store, no hook of an older world. torch's flight recorder, which fills first, is off."""
+    store, no hook of an older world, nor of an older batch. torch's flight recorder, which fills first, is off."""
     soak = GrowthSoak(tmp_path, loader_workers=0)
-    soak.run(cycles=2, batches=30, TORCH_FR_BUFFER_SIZE="0")
+    soak.run(cycles=2, batches=30, TORCH_FR_BUFFER_SIZE="0", **groups)
     before, after = soak.samples
     assert after["rank 0: Python objects"] - before["rank 0: Python objects"] < 64
     assert after["rank 0: malloc, kB"] - before["rank 0: malloc, kB"] < 200

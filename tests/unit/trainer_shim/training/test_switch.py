@@ -15,7 +15,7 @@ from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS
 cuts = pytest.mark.skipif(not CUTS_ON_CPUS, reason="this torch's fully_shard needs GPUs")
 KILLED = ("form", "formed", "fill", "move", "entered", "forward", "backward", "settle")
 STOPPED = ("move", "forward")
-BEFORE_LEAVING = ("leave", "arrive", "open", "commit")
+BEFORE_LEAVING = ("leave", "arrive", "open", "commit", "take")
 AFTER_LEAVING = ("drop", "form", "connect", "complete", "formed", "entered")
 """The moments of a member that changes worlds."""
 BOUND_S = {signal.SIGKILL: 20.0, signal.SIGSTOP: 3.0}
@@ -122,13 +122,15 @@ def test_passes_of_one_step_grow(zygote: Zygote, start: Start, tmp_path: Path) -
     assert difference(result(tmp_path), alone(zygote, tmp_path, *sizes)) < 1e-12
 
 
-def withdrawn(control: Control, moment: str, at: str, *members: str) -> bool:
+def withdrawn(control: Control, moment: str, at: str, *members: str, batch: int = 0) -> bool:
     """Announce a world, and take it back while one member is at that moment, as the supervisor does when selasticd
-    takes an order back. Whether it has come; the same for all, and nobody has left for it who then turns back."""
+    takes an order back. Whether it has come; the same for all, and nobody has left for it who then turns back.
+
+    batch: another one for the members as they are, in place."""
     control.hold.touch()
     (control.directory / f"pause.{at}").write_text(moment)
     before = list(control.members)
-    generation = control.world(*members, tell=False)
+    generation = control.world(*members, batch=batch, in_place=batch > 0, tell=False)
     paused = control.directory / f"paused.{at}"
     wait_until(paused.exists, 60, control.story)
     for name in before:
@@ -160,7 +162,7 @@ def test_a_withdrawal_at_any_moment_takes_all_members_or_none(zygote: Zygote, st
     control.spawn("a", "b", FAIL="pause")
     control.ready("a", "b")
     control.running(control.world("a", "b", source="fresh"))
-    for moment in (*BEFORE_LEAVING, *AFTER_LEAVING):
+    for moment in (*BEFORE_LEAVING[:-1], *AFTER_LEAVING):
         late, joiner = moment in AFTER_LEAVING, f"{moment}er"
         control.spawn(joiner)
         assert withdrawn(control, moment, "a", "a", "b") is late, (moment, control.story())
@@ -178,3 +180,19 @@ def test_a_withdrawal_at_any_moment_takes_all_members_or_none(zygote: Zygote, st
     found = audit.check(control.audit, samples=6003, epochs=1)
     assert found.ok and found.restarts == 0, (found, control.story())
     assert difference(result(tmp_path), alone(zygote, tmp_path, *sizes)) < 1e-12
+
+
+def test_a_batch_taken_back_at_any_moment_is_taken_by_all_members_or_none(start: Start) -> None:
+    """The same of a batch that changes in place: before a member has committed itself nobody takes it, from then on all
+    do. No sample is lost or trained on twice."""
+    control = start("--hold-from", "0", "--micro", "12", "--samples", "6003", "--epochs", "1")
+    control.spawn("a", "b", FAIL="pause")
+    control.ready("a", "b")
+    control.running(control.world("a", "b", source="fresh"))
+    for number, moment in enumerate(("take", "commit", "taken")):
+        for who in "ab":
+            late = moment == "taken"
+            assert withdrawn(control, moment, who, "a", "b", batch=60 + number) is late, (moment, control.story())
+    assert control.exits("a", "b") == [0, 0], control.story()
+    found = audit.check(control.audit, samples=6003, epochs=1)
+    assert found.ok and found.restarts == 0 and found.worlds == 3, (found, control.story())

@@ -133,13 +133,33 @@ def test_leaver_whose_exit_is_seen_first_is_no_accident() -> None:
 
 
 def test_batch_only() -> None:
-    """The same workers, another global batch."""
-    drive = Drive().up()
+    """The same workers, another global batch; in their group, but for those of 0.2.0, which form another one."""
+    for takes_batches in (True, False):
+        drive = Drive().up(**({"takes_batches": True} if takes_batches else {}))
+        drive.order(1, (BASE,), batch=128)
+        announced = drive.worlds(2).values()
+        assert {(message["batch"], message["in_place"]) for message in announced} == {(128, takes_batches)}
+        drive.running(2)
+        assert (drive.context.batch, drive.context.pieces) == (128, (BASE,))
+        assert not drive.every(QuitAgent)
+
+
+def test_who_comes_or_goes_needs_another_group() -> None:
+    """A batch that changes with the size is no change in place, nor is a first world."""
+    drive = Drive().up(takes_batches=True)
+    drive.order(1, (Piece(10, "base", ("n1",), 2),), batch=128)
+    assert {message["in_place"] for world in (1, 2) for message in drive.worlds(world).values()} == {False}
+
+
+def test_a_batch_that_changes_in_place_is_no_world_to_go_back_from() -> None:
+    """A worker that dies after the agreement on it starts all of them again, at the batch that had trained; one that is
+    taken back after it is done all the same."""
+    drive = Drive().up(takes_batches=True)
     drive.order(1, (BASE,), batch=128)
-    assert {message["batch"] for message in drive.worlds(2).values()} == {128}
-    drive.running(2)
-    assert (drive.context.batch, drive.context.pieces) == (128, (BASE,))
-    assert not drive.every(QuitAgent)
+    drive.quiesce(tuple(drive.worlds(2)))
+    drive(WorkerExit("10.n1.1", -1, signal=9))
+    assert drive.phases(1)[-1] == "failed" and drive.context.mode is Mode.RESTARTING
+    assert drive.context.batch != 128
 
 
 def test_the_same_resize_twice_is_one_resize() -> None:
