@@ -172,7 +172,7 @@ class Daemon(Elastic):
     def _set_rate(self, i: int) -> None:
         self.states.stale.add(i + 1)
 
-    def _pause(self, i: int) -> None:
+    def _pause(self, i: int, seconds: float | None = None) -> None:
         job, moved = self.jobs[i], self.nodes.held[i] != self.before.get(i)
         job.nodes = self.nodes.count(i)
         job.moves += 1

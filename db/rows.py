@@ -13,8 +13,8 @@ from slurm_elastic.protocol.messages import Piece, Resize, ResizeTarget, Shape
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
 
-REQUEUE = "requeue"
-"""Reason of an allocation that began with the job's restart at another size: its pause is of another kind."""
+REQUEUE, BATCH = "requeue", "batch"
+"""Reasons of resizes whose pauses are of kinds of their own: the job starts again, or only its batch is another."""
 Mark = tuple[int, int, int, int, str, str, str]
 
 

@@ -237,10 +237,11 @@ class Settings:
     cooldown_pauses: float = number(10.0, 0, 10000)
     """A job's cooldowns last no longer than this many of its own pauses (their measured mean, or `assumed_pause_s`),
     but a minute at least, or what the two settings above say where that is less. 10: a job that pauses for six seconds
-    or less may be resized again after a minute. 0: the full time, whatever a pause costs."""
+    or less may be resized again after a minute. 0: the full time, whatever a pause costs. A batch that changed alone
+    waits for its next change in the same way, by the pauses of such changes."""
 
     min_gain: float = number(0.05, 0, 10)
-    """Least gain for which anything is moved, under any policy in relative gains of one job: 0.05 is as much as one job
+    """Least gain for which a size is changed, under any policy in relative gains of one job: 0.05 is as much as one job
     of average progress that trains 5 % faster, whatever its weight. Where some gain what others lose, what counts is
     their gains and losses together, times the share of it that is gained in the end, by weight."""
 
@@ -314,10 +315,11 @@ class Settings:
     """How long that lasts. The time doubles, up to a day, whenever the next such action is refused too."""
 
     max_resizes_per_round: int = number(16, 1, 10000)
-    """Most resizes that one round begins."""
+    """Most resizes that one round begins. Changes of a batch alone do not count."""
 
     max_resizes_per_job_hour: int = number(12, 1, 3600)
-    """Most resizes of one job within an hour. A shrink for a waiting job is not limited by it."""
+    """Most resizes of one job within an hour. A shrink for a waiting job is not limited by it, nor is a change of its
+    batch alone."""
 
     max_weight: float = number(1.0, 0.001, 1000)
     """Largest `weight` of an elastic request that counts; a larger one counts as this. 1: nobody gets more than

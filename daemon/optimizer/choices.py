@@ -1,7 +1,7 @@
 """What each job may have, at which batch, what a move there costs, and what each choice is worth in the objective.
 
 What a move costs is part of the objective: penalty = max(pause / horizon, 6 * sigma), so neither noise nor a gain
-that its own pause eats moves a job.
+that its own pause eats moves a job. A change of the batch alone has a pause of its own, which is next to nothing.
 
 Promise: a job that may not move has one choice, what it has; a size is listed once, with its best batch; a running
 job's larger sizes that were never measured are listed only where they pay for the move in nine cases of ten. All jobs
@@ -28,8 +28,6 @@ from .speedups import speedups, uncertainties
 NOISE_FACTOR = 6.0
 """Standard deviations of a curve's noise that a move must gain: two curves are compared, and the best of many choices
 is taken. At 3, among a hundred alike jobs with independent noise, 5-12 % still move per decision; at 6, 0.4 %."""
-BATCH_GAIN = 0.02
-"""Least gain for which the batch alone is changed: learning rates move with it."""
 QUANTILE = 1.2816
 """Standard deviations below the mean of the pessimistic (10 %) quantile that bounds exploration."""
 UNMEASURED_PENALTY = 0.5
@@ -109,7 +107,7 @@ def _at_best_batches(jobs: Sequence[JobView], grids: Sequence[Grid], policy: Pol
     now = np.where(here >= 0, here + at.sizes[:-1], -1)
     progress[now[here >= 0]] = speedup[now[here >= 0]]
     stays = np.where(has >= 0, speeds[has, now], np.nan)
-    changed = speedup[now] * (1.0 - np.maximum(BATCH_GAIN, NOISE_FACTOR * sigma))
+    changed = speedup[now] * (1.0 - np.minimum(MOST_PENALTY, np.maximum(_of_batches(jobs), NOISE_FACTOR * sigma)))
     same = (has >= 0) & ((best[now] == has) | ~(changed > stays))
     other = (has >= 0) & ~same
     progress[now[same]] = speedup[now[same]] = stays[same]
@@ -134,6 +132,12 @@ def _costs(jobs: Sequence[JobView], sigma: Array, gpus: Array, at: Configuration
             own = slice(at.sizes[j], at.sizes[j + 1])
             costs[own][np.isin(gpus[own], list(job.restart_sizes))] = each[1, j]
     return costs
+
+
+def _of_batches(jobs: Sequence[JobView]) -> Array:
+    """The share of its progress that each job's change of its batch alone costs."""
+    pauses, horizons = np.array([(job.batch_pause_s, job.horizon_s) for job in jobs]).T
+    return np.asarray(pauses / horizons)
 
 
 def _sigma(job: JobView) -> float:

@@ -50,6 +50,8 @@ class JobView:
     weight: float = 1.0
     pause_s: float = 5.0
     """Measured or assumed cost of a resize."""
+    batch_pause_s: float = 0.0
+    """The same of a change of its batch alone; 0: nothing to speak of, or none was measured."""
     horizon_s: float = 600.0
     """Expected time until it is moved again or ends."""
     frozen: bool = False
@@ -78,7 +80,8 @@ def check(job: JobView) -> None:
     """Refuse what no plan can be made from, naming the job and the value. Sizes and batches: `check_sizes`."""
     sigma, least = job.sigma or 0.0, job.least_per_gpu
     usual = 0 < job.weight <= LARGEST and 0 <= job.pause_s <= LARGEST and 0 < job.horizon_s <= LARGEST
-    if not (usual and 0 <= sigma <= LARGEST and 0 <= job.restart_pause_s <= LARGEST and 0 <= least <= LARGEST):
+    costs = 0 <= job.restart_pause_s <= LARGEST and 0 <= job.batch_pause_s <= LARGEST
+    if not (usual and costs and 0 <= sigma <= LARGEST and 0 <= least <= LARGEST):
         _refuse(job)
     if not job.choices and not job.current_gpus:
         raise PlanInputError(f"job {job.label} has no feasible size")
@@ -89,7 +92,8 @@ def check(job: JobView) -> None:
 
 
 def _refuse(job: JobView) -> None:
-    numbers = {"weight": job.weight, "pause": job.pause_s, "horizon": job.horizon_s, "sigma": job.sigma or 0.0}
+    pauses = {"pause": job.pause_s, "batch pause": job.batch_pause_s}
+    numbers = {"weight": job.weight, **pauses, "horizon": job.horizon_s, "sigma": job.sigma or 0.0}
     for name, value in {**numbers, "restart pause": job.restart_pause_s, "gain per GPU": job.least_per_gpu}.items():
         if not 0 <= value <= LARGEST or (name in ("weight", "horizon") and value == 0):
             raise PlanInputError(f"job {job.label}: {name} {value} is not a positive number up to {LARGEST:.0e}")

@@ -163,5 +163,5 @@ def _made_from(job: JobView, policy: str) -> object:
     return (
         policy, job.model, id(job.choices), job.batches, job.current_gpus, job.current_batch, asked,
         job.reference_batch, job.pause_s, job.horizon_s, job.frozen, job.sigma, job.noise_scale,
-        job.restart_sizes, job.restart_pause_s, job.quality, job.least_per_gpu,
+        job.restart_sizes, job.restart_pause_s, job.batch_pause_s, job.quality, job.least_per_gpu,
     )  # fmt: skip

@@ -174,9 +174,12 @@ def _group(made: Decisions, pool: Pool, running_jobs: list[RunningJob]) -> tuple
 
 
 def _begun(moved: Iterable[Move], settings: Settings) -> tuple[Move, ...]:
-    """The moves that begin now: those for waiting jobs first, shrinks before growths, the most progress first."""
-    ready = (move for move in moved if move.changes and not move.later)
+    """The moves that begin now: those for waiting jobs first, shrinks before growths, the most progress first; and all
+    that change a batch alone, which takes no node from anyone."""
+    ready = [move for move in moved if move.changes and not move.later]
+    batches = [move for move in ready if move.of_batch]
     ordered = sorted(
-        ready, key=lambda m: (not m.allotment.forced, m.gpus > m.allotment.running.gpus, -m.allotment.progress_change)
+        (move for move in ready if not move.of_batch),
+        key=lambda m: (not m.allotment.forced, m.gpus > m.allotment.running.gpus, -m.allotment.progress_change),
     )
-    return tuple(ordered[: settings.max_resizes_per_round])
+    return (*ordered[: settings.max_resizes_per_round], *batches)

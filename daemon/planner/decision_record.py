@@ -135,7 +135,9 @@ def _evidence(move: Move, begun: bool, planned: bool, context: DecisionContext) 
         return found
     others = (entry for entry in context.moved() if entry.job_id != running.job_id)
     own, likely = running.pause_s, running.likely_pause_s
-    if any(mechanism.restarts for mechanism in move.by):
+    if move.of_batch:
+        own, likely = running.state.batch_pause_s, None
+    elif any(mechanism.restarts for mechanism in move.by):
         own, likely = running.requeue_s, running.likely_requeue_s
     return replace(
         found,

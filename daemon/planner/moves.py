@@ -63,6 +63,12 @@ class Move:
         return bool(self.add) or self.keep != now.pieces or self.allotment.batch != now.batch
 
     @property
+    def of_batch(self) -> bool:
+        """Whether the batch alone changes."""
+        now = self.allotment.running
+        return not self.add and self.allotment.batch != now.batch and self.keep == now.pieces
+
+    @property
     def by(self) -> tuple[Mechanism, ...]:
         """The mechanisms that do it; none when the batch alone changes."""
         return registry.used(self.allotment.running.pieces, self.keep, self.placed_by)
@@ -77,6 +83,8 @@ class Move:
 
     def cost_s(self, settings: Settings) -> float:
         """Seconds that the training is expected to stand still for it."""
+        if self.of_batch:
+            return self.allotment.running.state.batch_pause_s or 0.0
         return registry.cost_s(self.allotment.running, self.by, settings)
 
     def passed_over(self, settings: Settings) -> dict[str, str]:

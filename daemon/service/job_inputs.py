@@ -58,13 +58,14 @@ class JobInputs:
             if prior is None:
                 found[job_id] = JobState(resize=resizes.get(job_id), resized=resized.get(job_id, ()))
                 continue
-            report, last = store.last_report(job_id), store.last_closed_resize(job_id)
+            report, (last, last_batch) = store.last_report(job_id), store.last_closed(job_id)
             failed = last is not None and last.state == ResizeState.FAILED and not last.add
             found[job_id] = JobState(
                 in_use=in_use[job_id],
                 resize=resizes.get(job_id),
                 resized=resized.get(job_id, ()),
                 last=last,
+                last_batch=last_batch,
                 failures=store.failed_in_a_row(job_id) if failed else 0,
                 pinned=store.pinned(job_id),
                 observations=seen[job_id],
@@ -72,6 +73,7 @@ class JobInputs:
                 unfitted=self._fitted.unfitted.get(job_id, ""),
                 pause_s=store.mean_pause(job_id),
                 requeue_s=store.mean_requeue(job_id),
+                batch_pause_s=store.mean_batch_pause(job_id),
                 likely_pause_s=self._costs.likely_s(job_id, requeue=False),
                 likely_requeue_s=self._costs.likely_s(job_id, requeue=True),
                 reference=self._registry.reference(job_id),

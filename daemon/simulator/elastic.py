@@ -132,6 +132,9 @@ class Elastic(Simulation):
         self._advance(job)
         self.resizes += 1
         resize = move.resize(self.rules.companion_wait_s, self.resizes)
+        if move.of_batch:
+            self._rebatch(i, ResizeRow.issued(resize, self.now))
+            return
         self.cluster.keep(i, resize.keep)
         if resize.add:
             self.cluster.grow(i, resize.add, resize.id)
@@ -144,6 +147,16 @@ class Elastic(Simulation):
             self._push(self.now + self.settings.grow_wait_s, SWITCH, i, resize.id)
         else:
             self._switch(i, resize.id)
+
+    def _rebatch(self, i: int, resize: ResizeRow) -> None:
+        """Another batch in the world that there is."""
+        job = self.jobs[i]
+        job.batch = resize.batch
+        self._pause(i, self.settings.batch_pause_s)
+        job.rebatched = resize.come_to(ResizeState.DONE, job.resume_at)
+        self.changes.append((self.now, job.trace.job_id, job.gpus, job.batch))
+        self.states.trains(i + 1, self.cluster.elastic[i + 1].pieces, job.batch, self.now)
+        self._want_decision()
 
     def _withdraw(self, job_id: int) -> None:
         """A growth that has not taken effect is undone: a waiting job needs its nodes."""

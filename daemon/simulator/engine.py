@@ -204,11 +204,12 @@ class Simulation(ABC):
             self.done += len(self.waiting)
             self.waiting = []
 
-    def _pause(self, i: int) -> None:
-        job = self.jobs[i]
+    def _pause(self, i: int, seconds: float | None = None) -> None:
+        """seconds: None: as long as for a change of size."""
+        job, seconds = self.jobs[i], self.settings.pause_s if seconds is None else seconds
         job.nodes = self.nodes.count(i)
         job.moves += 1
-        job.resume_at = max(self.now, job.resume_at) + self.settings.pause_s
-        job.paused_s += self.settings.pause_s
+        job.resume_at = max(self.now, job.resume_at) + seconds
+        job.paused_s += seconds
         job.since = job.resume_at
         self._set_rate(i)

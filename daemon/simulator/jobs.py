@@ -30,7 +30,9 @@ class SimulationSettings:
     interval_s: float = 60.0
     """Shortest time between two decisions; 0: at every event."""
     pause_s: float = 30.0
-    """Training stands still for this long at a change of size or batch."""
+    """Training stands still for this long at a change of size."""
+    batch_pause_s: float = 0.0
+    """The same at a change of the batch alone."""
     start_s: float = 0.0
     """From the start of a job to its first step."""
     grow_wait_s: float = 0.0
@@ -109,6 +111,8 @@ class SimulatedJob:
     resize: ResizeRow | None = None
     """Its last resize, which is open while its growth waits."""
     resized_before: ResizeRow | None = None
+    rebatched: ResizeRow | None = None
+    """Its last change of its batch alone."""
     resized_at: list[float] = field(default_factory=list)
     start_s: float = -1.0
     end_s: float = -1.0

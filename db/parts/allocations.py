@@ -17,7 +17,7 @@ from slurm_elastic.protocol.messages import Piece
 
 from .. import schema
 from ..engine import Database
-from ..rows import REQUEUE, AllocationRow, InUse, pieces_in, pieces_out
+from ..rows import BATCH, REQUEUE, AllocationRow, InUse, pieces_in, pieces_out
 from .base import StorePart, record, upsert
 from .progress import Progress, advance, allocation_of
 
@@ -30,7 +30,7 @@ class Allocations(StorePart):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._used: dict[int, InUse] | None = None
-        self._pauses: dict[int, dict[bool, float]] | None = None
+        self._pauses: dict[int, dict[str, float]] | None = None
 
     def _forget(self, job_id: int) -> None:
         super()._forget(job_id)
@@ -177,8 +177,9 @@ class Allocations(StorePart):
             return [record(AllocationRow, row) for row in connection.execute(query)]
 
     def resized_since(self, start: float) -> dict[int, tuple[float, ...]]:
-        """When a resize of ours began to train after `start`, by job, the earliest first."""
-        query = select(_ROWS.c.job_id, _ROWS.c.start).where(_ROWS.c.start > start, _ROWS.c.resize > 0)
+        """When a resize of ours began to train after `start`, by job, the earliest first; not of a batch alone."""
+        ours = _ROWS.c.start > start, _ROWS.c.resize > 0, _ROWS.c.reason != BATCH
+        query = select(_ROWS.c.job_id, _ROWS.c.start).where(*ours)
         found: dict[int, tuple[float, ...]] = {}
         with self._db.read() as connection:
             for row in connection.execute(query.order_by(_ROWS.c.start)):
@@ -186,15 +187,19 @@ class Allocations(StorePart):
         return found
 
     def mean_pause(self, job_id: int) -> float | None:
-        """Mean measured pause of the job's resizes but those by requeue, in seconds; None: it has had none."""
-        return self._means(job_id).get(False)
+        """Mean measured pause of the job's resizes but those below, in seconds; None: it has had none."""
+        return self._means(job_id).get("")
 
     def mean_requeue(self, job_id: int) -> float | None:
         """The same of its resizes by requeue."""
-        return self._means(job_id).get(True)
+        return self._means(job_id).get(REQUEUE)
 
-    def _means(self, job_id: int) -> dict[bool, float]:
-        """Mean pause of the resizes by requeue (True) and of the others (False), of those kinds that it has had."""
+    def mean_batch_pause(self, job_id: int) -> float | None:
+        """The same of those of its batch alone."""
+        return self._means(job_id).get(BATCH)
+
+    def _means(self, job_id: int) -> dict[str, float]:
+        """Mean pause of the resizes of each kind that it has had: REQUEUE, BATCH, and "" for all others."""
         known = None if self._pauses is None else self._pauses.get(job_id)
         if known is not None:
             return known
@@ -203,23 +208,24 @@ class Allocations(StorePart):
                 # All jobs at once: one by one they would take seconds.
                 active = select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))
                 with self._db.read() as connection:
-                    none: dict[int, dict[bool, float]] = {number: {} for number in connection.execute(active).scalars()}
+                    none: dict[int, dict[str, float]] = {number: {} for number in connection.execute(active).scalars()}
                 self._pauses = none | self._load_means(_ROWS.c.job_id.in_(active))
             if job_id not in self._pauses:
                 self._pauses |= {job_id: {}, **self._load_means(_ROWS.c.job_id == job_id)}
             return self._pauses[job_id]
 
-    def _load_means(self, where: ColumnElement[bool]) -> dict[int, dict[bool, float]]:
+    def _load_means(self, where: ColumnElement[bool]) -> dict[int, dict[str, float]]:
         columns = _ROWS.c.job_id, _ROWS.c.reason
         query = select(*columns, func.sum(_ROWS.c.pause_s), func.count()).where(where, _ROWS.c.pause_s > 0)
-        sums: dict[tuple[int, bool], tuple[float, int]] = {}
+        sums: dict[tuple[int, str], tuple[float, int]] = {}
         with self._db.read() as connection:
             for job_id, reason, total, count in connection.execute(query.group_by(*columns)):
-                before = sums.get((job_id, reason == REQUEUE), (0.0, 0))
-                sums[job_id, reason == REQUEUE] = (before[0] + total, before[1] + count)
-        found: dict[int, dict[bool, float]] = {}
-        for (job_id, requeue), (total, count) in sums.items():
-            found.setdefault(job_id, {})[requeue] = float(total / count)
+                kind = reason if reason in (REQUEUE, BATCH) else ""
+                before = sums.get((job_id, kind), (0.0, 0))
+                sums[job_id, kind] = (before[0] + total, before[1] + count)
+        found: dict[int, dict[str, float]] = {}
+        for (job_id, kind), (total, count) in sums.items():
+            found.setdefault(job_id, {})[kind] = float(total / count)
         return found
 
     def first_sizes(self) -> dict[int, tuple[int, int]]:

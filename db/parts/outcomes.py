@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from sqlalchemy import func, insert, select
 
 from .. import schema
-from ..rows import REQUEUE, CheckpointRow, PauseRow, PredictionRow
+from ..rows import BATCH, REQUEUE, CheckpointRow, PauseRow, PredictionRow
 from .base import StorePart, record, upsert
 
 LOST = ("restart", "registered")
@@ -44,8 +44,9 @@ class Outcomes(StorePart):
         return [(record(CheckpointRow, row), row.program) for row in rows]
 
     def pauses(self, limit: int, job_id: int | None = None) -> list[PauseRow]:
-        """What the youngest resizes cost, of all jobs or of one, the youngest first."""
-        query = select(_ROWS.c.job_id, _ROWS.c.pause_s, _ROWS.c.reason).where(_ROWS.c.pause_s > 0)
+        """What the youngest resizes cost, of all jobs or of one, the youngest first; not those of a batch alone."""
+        query = select(_ROWS.c.job_id, _ROWS.c.pause_s, _ROWS.c.reason)
+        query = query.where(_ROWS.c.pause_s > 0, _ROWS.c.reason != BATCH)
         if job_id is not None:
             query = query.where(_ROWS.c.job_id == job_id)
         with self._db.read() as connection:

@@ -19,13 +19,16 @@ from slurm_elastic.protocol.resize_state import ResizeState
 from .. import schema
 from ..clock import steady_now
 from ..engine import Database
-from ..rows import ResizeRow, pieces_in, pieces_out, shapes_in, shapes_out
+from ..rows import BATCH, ResizeRow, pieces_in, pieces_out, shapes_in, shapes_out
 from .base import StorePart, record
 
 _ROWS = schema.resizes
 _LAST = select(func.coalesce(func.max(_ROWS.c.id), 0))
 FAR_AHEAD = 1_000_000
 """Resizes that a backup may lack, at most."""
+Closed = tuple[ResizeRow | None, ResizeRow | None]
+"""The last resize of a job's nodes that is over, and the last one of its batch alone; None: there was none."""
+_NONE: Closed = (None, None)
 
 
 class ResizeStore(StorePart):
@@ -33,7 +36,7 @@ class ResizeStore(StorePart):
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
-        self._closed: dict[int, ResizeRow | None] | None = None
+        self._closed: dict[int, Closed] | None = None
         self._hearing = threading.Lock()
         self._heard_of = 0
 
@@ -89,6 +92,10 @@ class ResizeStore(StorePart):
 
     def last_closed_resize(self, job_id: int) -> ResizeRow | None:
         """The job's last resize that is over, however it ended."""
+        return max(self.last_closed(job_id), key=lambda row: row.id if row is not None else 0)
+
+    def last_closed(self, job_id: int) -> Closed:
+        """The same of those that change its nodes, and of those that change its batch alone."""
         known = self._closed
         if known is not None:
             try:
@@ -99,10 +106,10 @@ class ResizeStore(StorePart):
             if self._closed is None:
                 # All jobs at once: one by one they would take seconds.
                 with self._db.read() as connection:
-                    none: dict[int, ResizeRow | None] = dict.fromkeys(connection.execute(_active()).scalars())
+                    none = dict.fromkeys(connection.execute(_active()).scalars(), _NONE)
                 self._closed = none | self._load_closed(_ROWS.c.job_id.in_(_active()))
             if job_id not in self._closed:
-                self._closed |= {job_id: None, **self._load_closed(_ROWS.c.job_id == job_id)}
+                self._closed |= {job_id: _NONE, **self._load_closed(_ROWS.c.job_id == job_id)}
             return self._closed[job_id]
 
     def failed_in_a_row(self, job_id: int) -> int:
@@ -134,10 +141,14 @@ class ResizeStore(StorePart):
                 self._closed.pop(resize.job_id, None)
             return resize
 
-    def _load_closed(self, where: Any) -> dict[int, ResizeRow | None]:
+    def _load_closed(self, where: Any) -> dict[int, Closed]:
         # A job's resizes come one after the other, so the highest id is the last.
-        last = select(func.max(_ROWS.c.id)).where(where, _ROWS.c.open_job.is_(None)).group_by(_ROWS.c.job_id)
-        return {row.job_id: row for row in self._load(_ROWS.c.id.in_(last))}
+        last = select(func.max(_ROWS.c.id)).where(where, _ROWS.c.open_job.is_(None))
+        found: dict[int, Closed] = {}
+        for row in self._load(_ROWS.c.id.in_(last.group_by(_ROWS.c.job_id, _ROWS.c.reason == BATCH))):
+            nodes, batch = found.get(row.job_id, _NONE)
+            found[row.job_id] = (nodes, row) if row.reason == BATCH else (row, batch)
+        return found
 
     def _load(self, where: Any, connection: Connection | None = None) -> list[ResizeRow]:
         query = select(_ROWS).where(where).order_by(_ROWS.c.id)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from slurm_elastic.daemon.optimizer.choices import BATCH_GAIN, NOISE_FACTOR, QUANTILE, UNMEASURED_PENALTY
+from slurm_elastic.daemon.optimizer.choices import MOST_PENALTY, NOISE_FACTOR, QUANTILE, UNMEASURED_PENALTY
 from slurm_elastic.daemon.optimizer.grid import EVEN_SPREAD
 from slurm_elastic.daemon.optimizer.job_view import JobView, nodes_at
 from slurm_elastic.daemon.optimizer.models import goodput
@@ -56,7 +56,8 @@ def _best(job: JobView, gpus: int, speeds: dict[int, float]) -> Choice:
         return Choice(gpus, speeds[batch] * (1.0 - _penalty(job, gpus)), batch, speeds[batch])
     if batch == job.current_batch or job.current_batch <= 0:
         return Choice(gpus, speeds[batch], batch, speeds[batch])
-    changed = speeds[batch] * (1.0 - max(BATCH_GAIN, NOISE_FACTOR * _sigma(job)))
+    penalty = min(MOST_PENALTY, max(job.batch_pause_s / job.horizon_s, NOISE_FACTOR * _sigma(job)))
+    changed = speeds[batch] * (1.0 - penalty)
     if changed > speeds[job.current_batch]:
         return Choice(gpus, changed, batch, speeds[batch])
     return Choice(gpus, speeds[job.current_batch], job.current_batch, speeds[job.current_batch])

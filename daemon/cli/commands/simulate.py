@@ -169,7 +169,7 @@ def _conditions(outcomes: list[Outcome], settings: SimulationSettings) -> list[s
         f"jobs start in the order in which they came, at the size that they were submitted with{smaller}; an elastic "
         "job never gives up GPUs of the node that its batch script runs on",
         "elastic policies: selasticd's own planner with its shipped settings, a decision at most every "
-        f"{settings.interval_s:g} s (--interval), {settings.pause_s:g} s of pause at every resize (--pause), "
+        f"{settings.interval_s:g} s (--interval), {settings.pause_s:g} s of pause at every change of size (--pause), "
         f"{cooldown} (--cooldown), {known}",
         "cores, memory, priorities, fair-share, time limits, reservations and nodes that failed are left out",
         *_owners(outcomes, settings.fairness),

@@ -27,7 +27,7 @@ class PoolAnswer:
     """Against leaving everyone where it is, in relative gains of one job's progress."""
     members: tuple[Member, ...]
     held_back: bool = False
-    """The gain was below the least one worth moving for: everyone stays."""
+    """The gain was below the least one worth moving for: everyone stays, with a batch that is better there."""
 
     @cached_property
     def progress(self) -> float | None:
@@ -46,8 +46,8 @@ def share(
     solver: Solver = plan_pools,
     layout: Layout | None = None,
 ) -> list[PoolAnswer]:
-    """The best plan for every pool, or staying where everyone is when a pool's best plan gains too little. A planner
-    decides that by itself: what it counts beside the values is not known here.
+    """The best plan for every pool, or staying where everyone is when a pool's best plan gains too little; a batch that
+    is worth its change is no move. A planner decides that by itself: what it counts beside the values is not known.
 
     `caps` count the members through all pools. Raises InfeasiblePlan, PlanInputError.
     """
@@ -62,7 +62,7 @@ def share(
     out = []
     for g, (members, best, gain) in enumerate(zip(pools, bests, gains, strict=True)):
         if g in still:
-            (stay,) = plan_pools([[m.staying for m in members]], capacities[g : g + 1], (), policy, cache)
+            (stay,) = plan_pools([[m.in_place for m in members]], capacities[g : g + 1], (), policy, cache)
             out.append(_at_rest(members, best, stay, gain))
         else:
             out.append(PoolAnswer(best.targets, best.value, best.bound, gain, tuple(members)))

@@ -11,7 +11,6 @@ from slurm_elastic.protocol.request import ElasticRequest
 from ...capacity.shrink_options import Unit
 from ...config.settings import Settings
 from ...mechanisms.base import pause_s
-from ...optimizer.choices import BATCH_GAIN
 from ...optimizer.job_view import JobView
 from ...optimizer.models import goodput
 from ...text.reasons import Reason
@@ -59,6 +58,15 @@ class Member:
             return replace(self.view, choices=((self.rest, self.options.downs[self.rest]),))
         return replace(self.view, frozen=True)
 
+    @cached_property
+    def in_place(self) -> JobView:
+        """The view with no size but the present one, at any batch; of a job that gives up units, as `staying`."""
+        size = self.view.current_gpus
+        nodes = next((count for gpus, count in self.view.choices if gpus == size), None)
+        if self.forced or nodes is None:
+            return self.staying
+        return replace(self.view, choices=((size, nodes),))
+
 
 def member(
     running: RunningJob, made: Options, settings: Settings, factor: float = 1.0, horizon_s: float | None = None
@@ -69,22 +77,20 @@ def member(
     """
     state, request, horizon_s = running.state, running.job.request, horizon_s or settings.horizon_s
     gpus, batch = state.reference or (running.gpus, running.batch)
-    noise, pause = state.noise_scale, pause_s(running, settings)
-    # Another batch needs a new world as well: it waits for the cooldown, and has to pay for the pause.
-    waits = not (running.may_grow and running.may_shrink and running.may_rebatch)
-    settled = waits or pause / horizon_s > BATCH_GAIN
+    noise = state.noise_scale
     guard_noise = noise if request.guard else None
     view = JobView(
         label=str(running.job_id),
         model=state.model,
         choices=made.choices,
-        batches=_batches(request, settled, running.gpus, running.batch, max(1, batch), guard_noise),
+        batches=_batches(request, not running.may_rebatch, running.gpus, running.batch, max(1, batch), guard_noise),
         current_gpus=running.gpus,
         current_batch=running.batch,
         reference_gpus=max(1, gpus),
         reference_batch=max(1, batch),
         weight=running.weight * factor,
-        pause_s=pause,
+        pause_s=pause_s(running, settings),
+        batch_pause_s=state.batch_pause_s or 0.0,
         horizon_s=horizon_s,
         noise_scale=noise,
         quality=request.until == "quality",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
+from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
 
@@ -53,7 +54,10 @@ def cooldown_s(longest_s: float, pause_s: float | None, settings: Settings) -> f
 
 
 def cooled(state: JobState, settings: Settings, now: float) -> Rest:
-    """Apply the cooldowns and the time after a failure.
+    """Apply the cooldowns and the time after a failure: to the nodes, and to the batch alone.
+
+    The batch waits until what it would be chosen from has been reported: of a new size, and of the batch before. Its
+    own changes hold nothing else back: they take no node, and hardly a pause.
 
     After a growth that failed, or a companion that never came, the job only does not grow for a while: it gives way.
     A growth whose nodes somebody else got, or needed, is planned again at once, and so is what was given up for a job
@@ -61,6 +65,23 @@ def cooled(state: JobState, settings: Settings, now: float) -> Rest:
     nothing is done to it for a tenth of the time after a failure, twice as long after each further one; then it gives
     way.
     """
+    rest, of_batch = _after_resize(state, settings, now), _batch_until(state.last_batch, state, settings, now)
+    if of_batch is None:
+        return rest
+    return replace(rest, may_rebatch=False, fresh_until=min(rest.fresh_until, of_batch))
+
+
+def _batch_until(last: ResizeRow | None, state: JobState, settings: Settings, now: float) -> float | None:
+    """How long its last change holds the batch back; None: it does not."""
+    if last is None or last.state == ResizeState.OVERTAKEN or last.updated > now + CLOCK_S:
+        return None
+    waits_s = settings.failed_backoff_s
+    if last.state == ResizeState.DONE:
+        waits_s = cooldown_s(settings.cooldown_grow_s, state.batch_pause_s or 0.0, settings)
+    return last.updated + waits_s if now < last.updated + waits_s else None
+
+
+def _after_resize(state: JobState, settings: Settings, now: float) -> Rest:
     last = state.last
     if last is None or last.state == ResizeState.OVERTAKEN or last.updated > now + CLOCK_S:
         return Rest()
@@ -71,13 +92,11 @@ def cooled(state: JobState, settings: Settings, now: float) -> Rest:
             last.updated + cooldown_s(longest_s, state.pause_s, settings)
             for longest_s in (settings.cooldown_grow_s, settings.cooldown_shrink_s)
         )
-        ahead = [t for t in (grow, shrink) if t > now]
-        if not ahead:
+        reported = min(last.updated + LEAST_COOLDOWN_S, max(grow, shrink))
+        times = [t for t in (grow, shrink, reported) if t > now]
+        if not times:
             return Rest()
-        if last.reason == Reason.BATCH:
-            # It took a pause and no node: most jobs begin with it, and GPUs may be idle that they could grow onto.
-            return Rest(may_rebatch=False, fresh_until=min(ahead))
-        return Rest(now >= grow, now >= shrink, until=max(ahead), fresh_until=min(ahead))
+        return Rest(now >= grow, now >= shrink, now >= reported, until=max(times), fresh_until=min(times))
     until = last.updated + settings.failed_backoff_s
     if now >= until:
         return Rest()

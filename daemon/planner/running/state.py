@@ -23,7 +23,9 @@ class JobState:
     resize: ResizeRow | None = None
     """Its open resize."""
     last: ResizeRow | None = None
-    """Its last closed one."""
+    """Its last closed one that was more than a change of its batch."""
+    last_batch: ResizeRow | None = None
+    """Its last closed change of its batch alone."""
     failures: int = 0
     """How many of its resizes have failed one after the other, if the last one did."""
     pinned: int | None = None
@@ -36,6 +38,8 @@ class JobState:
     """Mean measured pause."""
     requeue_s: float | None = None
     """The same of resizes by requeue."""
+    batch_pause_s: float | None = None
+    """The same of changes of its batch alone."""
     likely_pause_s: float | None = None
     """What other jobs' resizes say of its pause; None: there were none."""
     likely_requeue_s: float | None = None

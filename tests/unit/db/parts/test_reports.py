@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from store_records import JOB, kept_reports, report
 
 from slurm_elastic.db.parts.observations import MOST
-from slurm_elastic.db.rows import REQUEUE
+from slurm_elastic.db.rows import BATCH, REQUEUE
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import StoreError
 from slurm_elastic.protocol.messages import Piece, Resize
@@ -162,6 +162,8 @@ def test_what_is_remembered_of_resizes_and_pauses_is_what_is_stored(tmp_path: Pa
                     assert store.last_closed_resize(job_id) == fresh.last_closed_resize(job_id)
                     assert store.mean_pause(job_id) == fresh.mean_pause(job_id)
                     assert store.mean_requeue(job_id) == fresh.mean_requeue(job_id)
+                    assert store.mean_batch_pause(job_id) == fresh.mean_batch_pause(job_id)
+                    assert store.last_closed(job_id) == fresh.last_closed(job_id)
                 assert store.first_sizes() == fresh.first_sizes()
 
         same()
@@ -182,3 +184,18 @@ def test_what_is_remembered_of_resizes_and_pauses_is_what_is_stored(tmp_path: Pa
         store.end_job(1, "COMPLETED", 10.0)
         same()
         assert store.last_closed_resize(1).detail == "the job has ended"
+
+
+def test_a_batch_alone_is_of_its_own_kind(store: Store) -> None:
+    """Its pause is in no mean of resizes, nor it among those of an hour; of the job's last resizes it is kept apart."""
+    piece = Piece(7, "base", ("n1",), 4, "a100")
+    ids = []
+    for number, (reason, pause_s) in enumerate((("grow_idle", 2.0), (BATCH, 0.25), (BATCH, 0.75)), 1):
+        ids.append(store.begin_resize(Resize(0, 7, (), (), 4, 64, reason, 60.0), float(number)).id)
+        store.set_in_use(7, number, (piece,), 64 + number, float(number), pause_s, reason, ids[-1])
+        store.advance_resize(ids[-1], ResizeState.DONE, at=float(number))
+    assert (store.mean_pause(7), store.mean_batch_pause(7)) == (2.0, 0.5)
+    assert [row.pause_s for row in store.pauses(9)] == [2.0] and store.resized_since(0.0) == {7: (1.0,)}
+    assert [row.id for row in store.last_closed(7) if row is not None] == [ids[0], ids[2]]
+    last = store.last_closed_resize(7)
+    assert last is not None and last.id == ids[2]

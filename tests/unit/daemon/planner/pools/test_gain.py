@@ -22,6 +22,16 @@ def test_a_small_gain_moves_nobody() -> None:
     assert "below the least worth moving for" in row(plan, 1).evidence["next"]
 
 
+def test_a_batch_is_no_move() -> None:
+    """Below the least gain sizes stay, and a batch that is worth its change is taken all the same."""
+    world = World(2)
+    world.job(1, "n1", "elastic:gpus=4-8,batch=256-512")
+    world.states[1] = JobState(observations=(seen(4, 1.0), seen(4, 1.7, 512)), reference=(4, 256))
+    world.settings = replace(SETTINGS, min_gain=5.0)
+    made = row(world.plan(), 1)
+    assert (made.gpus_to, made.batch_to, made.reason) == (4, 512, Reason.BATCH.value)
+
+
 @pytest.mark.parametrize("policy", ["auto", "throughput", "goodput", "harmonic"])
 @pytest.mark.parametrize(("gain", "grows"), [(0.05, True), (0.6, False)])
 def test_the_least_gain_is_one_jobs_relative_gain_under_every_policy(policy: str, gain: float, grows: bool) -> None:

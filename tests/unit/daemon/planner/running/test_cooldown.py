@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from plan_cases import NOW, SETTINGS, World, closed, order, row, seen
 
+from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.planner import JobState
 from slurm_elastic.daemon.planner.running.cooldown import cooldown_s
 from slurm_elastic.daemon.text.reasons import Reason
@@ -122,16 +123,61 @@ def test_a_companion_that_never_came_stops_growth_only() -> None:
     assert row(world.plan(), 1).gpus_to == 4
 
 
-def test_the_batch_alone_can_change_and_waits_for_the_cooldown_too() -> None:
-    """A larger batch at the same size is a resize without pieces; a new world costs a pause all the same."""
+def faster_at_512(settings: Settings = SETTINGS) -> World:
+    """One job, which another batch would do good."""
     world = World(1)
+    world.settings = settings
     world.job(1, "n1", "elastic:gpus=2-4,batch=64-4096")
     world.states[1] = JobState(observations=(seen(4, 1.0, 256), seen(4, 1.5, 512)), reference=(4, 256))
+    return world
+
+
+def test_the_batch_alone_waits_for_reports_and_for_no_cooldown() -> None:
+    """A larger batch at the same size is a resize without pieces, and costs what such changes have cost the job, first
+    nothing. After a resize it waits for a minute, in which the new size is reported, though the cooldown of the
+    nodes lasts ten."""
+    world = faster_at_512(replace(SETTINGS, cooldown_grow_s=600.0, cooldown_shrink_s=600.0, cooldown_pauses=0.0))
     plan = world.plan()
-    assert row(plan, 1).reason == Reason.BATCH.value and row(plan, 1).mechanism == "batch"
+    made = row(plan, 1)
+    assert (made.reason, made.mechanism, made.evidence["pause_s"]) == (Reason.BATCH.value, "batch", 0.0)
     assert order(plan, 1).batch > 256 and order(plan, 1).add == ()
-    world.state(1, last=closed("done", NOW - 10))
+    world.state(1, last=closed("done", NOW - 10), batch_pause_s=0.25)
     assert world.plan().resizes == ()
+    world.state(1, last=closed("done", NOW - 61))
+    plan = world.plan()
+    assert order(plan, 1).batch > 256
+    assert (row(plan, 1).evidence["pause_s"], row(plan, 1).evidence["pause_measured"]) == (0.25, True)
+
+
+def test_a_change_of_batch_that_costs_a_long_pause_is_charged() -> None:
+    """A job whose batch changes have paused it for minutes stays as it is: its own measurements say so."""
+    world = faster_at_512()
+    world.state(1, batch_pause_s=0.5 * SETTINGS.horizon_s)
+    assert world.plan().resizes == ()
+
+
+def test_the_time_between_two_changes_of_batch() -> None:
+    """A minute while they cost next to nothing, longer where they pause; longer still after one that failed."""
+    world = faster_at_512(replace(SETTINGS, cooldown_grow_s=600.0, cooldown_pauses=10.0))
+    found = []
+    for how, pause_s, ago in (
+        ("done", 0.1, 59), ("done", 0.1, 61), ("done", 20.0, 61), ("done", 20.0, 201), ("failed", 0.1, 61),
+        ("failed", 0.1, SETTINGS.failed_backoff_s + 1),
+    ):  # fmt: skip
+        ended = replace(closed(how, NOW - ago), reason=Reason.BATCH.value)
+        world.state(1, last_batch=ended, batch_pause_s=pause_s)
+        found.append(bool(world.plan().resizes))
+    assert found == [False, True, False, True, False, True]
+
+
+def test_batches_are_no_resizes_of_a_round_or_an_hour() -> None:
+    """With room for one resize in a round three jobs change their batch beside it."""
+    world = World(4)
+    world.settings = replace(SETTINGS, max_resizes_per_round=1)
+    for number in (1, 2, 3):
+        world.job(number, f"n{number}", "elastic:gpus=4-4,batch=64-4096")
+        world.states[number] = JobState(observations=(seen(4, 1.0, 256), seen(4, 1.5, 512)), reference=(4, 256))
+    assert {(made.job_id, made.reason) for made in world.plan().resizes} == {(n, Reason.BATCH.value) for n in (1, 2, 3)}
 
 
 def test_after_a_change_of_batch_alone_a_job_grows_at_once() -> None:
@@ -140,10 +186,8 @@ def test_after_a_change_of_batch_alone_a_job_grows_at_once() -> None:
     ended = replace(ended, reason=Reason.BATCH.value)
     world = World(4)
     world.job(1, "n1")
-    world.state(1, last=ended)
+    world.state(1, last_batch=ended)
     assert row(world.plan(), 1).gpus_to > 4
-    world = World(1)
-    world.job(1, "n1", "elastic:gpus=2-4,batch=64-4096")
-    world.states[1] = JobState(observations=(seen(4, 1.0, 256), seen(4, 1.5, 512)), reference=(4, 256))
-    world.state(1, last=ended)
+    world = faster_at_512()
+    world.state(1, last_batch=ended)
     assert world.plan().resizes == ()
