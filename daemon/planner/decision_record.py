@@ -6,7 +6,7 @@ Evidence is the record of daemon/reports/evidence.py. Nothing here decides; what
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import nsmallest
 from itertools import islice
 from typing import Any
@@ -20,7 +20,6 @@ from ..capacity.make_room import Met
 from ..capacity.roster import ElasticJob
 from ..config.settings import Settings
 from ..mechanisms.base import pause_s
-from ..optimizer.job_view import nodes_at
 from ..optimizer.models import goodput
 from ..optimizer.targets import Target
 from ..optimizer.weights import GroupShare
@@ -31,12 +30,16 @@ from .moves import Move, nearest_batch
 from .pools.answer import PoolAnswer
 from .pools.member import Member
 from .pools.options import rests
+from .pools.speeds import speeds_at
+from .row_speeds import Row, Speeds, speeds_of
 from .running.eligibility import weight_of
 from .running.job import RunningJob
 from .running.sizes import batches
 
 MOST_OTHERS = 16
 """Most other jobs that one row names."""
+_SPEEDS = [name for name in Speeds.__dataclass_fields__ if name != "considered"]
+"""The fields of Evidence that they are."""
 MOST_NAMED = 3
 QUALITY_GAIN = 0.1
 """Least gain by which a user is told of until=quality."""
@@ -53,6 +56,8 @@ class DecisionContext:
     capacity: int
     pool: str = ""
     member: Member | None = None
+    speeds: Speeds | None = None
+    """Of a job that could be moved."""
     shared: PoolAnswer | None = None
     target: Target | None = None
     met: tuple[Met, ...] = ()
@@ -112,7 +117,7 @@ def _planned(target: Target | None, gpus: int) -> bool:
 
 def row(bare: DecisionRow, move: Move, begun: bool, context: DecisionContext) -> DecisionRow:
     """The same with its evidence."""
-    alternatives = _alternatives(context.target, context.member) or _kept_more(move, context.met)
+    alternatives = _alternatives(context.speeds) or _kept_more(move, context.met)
     return _with(bare, _evidence(move, begun, _planned(context.target, bare.gpus_to), context), alternatives)
 
 
@@ -124,9 +129,8 @@ def _with(made: DecisionRow, evidence: Evidence, alternatives: Sequence[Alternat
 def _evidence(move: Move, begun: bool, planned: bool, context: DecisionContext) -> Evidence:
     """What a row says beside its numbers. `planned`: the size is the optimizer's."""
     running, settings = move.allotment.running, context.settings
-    speeds = Speeds.of(running, move.gpus, move.allotment.batch, context.member)
     worth, gain = _quality(running, move.gpus, move.allotment.batch, context.member) or (None, None)
-    about = {name: getattr(speeds, name) for name in _SPEEDS}
+    about = {name: getattr(context.speeds, name) for name in _SPEEDS}
     found = replace(
         _common(running, context), **about, next=_next(move, begun, context), limit=context.limit or None,
         exact_gpus=_exact(context.target), sample_worth=worth, quality_gain=gain,
@@ -159,13 +163,16 @@ def _exact(target: Target | None) -> int | None:
 def _quality(running: RunningJob, gpus: int, batch: int, member: Member | None) -> tuple[float, float] | None:
     """(worth of a sample, gain at the same size with until=quality) of a job that trains epochs at a batch that wastes
     many samples, if it trains until a quality is reached. None: it wastes few, or they are not known."""
-    speed, noise = _throughput(member), running.state.noise_scale
-    if speed is None or noise is None or running.job.request.until != "epochs" or batch < 1:
+    noise = running.state.noise_scale
+    if member is None or noise is None or running.job.request.until != "epochs" or batch < 1:
         return None
     reference = (running.state.reference or (gpus, batch))[1]
     worth = {b: goodput.efficiency(b, max(1, reference), noise) for b in (batch, *batches(running.job.request, gpus))}
-    best = max(speed(gpus, b) * worth[b] for b in worth)
-    gain = best / (speed(gpus, batch) * worth[batch]) - 1.0
+    (speeds,) = speeds_at([(member, [(gpus, b) for b in worth])])
+    if not speeds:
+        return None
+    best = max(speed * each for speed, each in zip(speeds, worth.values(), strict=True))
+    gain = best / (speeds[0] * worth[batch]) - 1.0
     return (round(worth[batch], 3), round(gain, 3)) if gain >= QUALITY_GAIN else None
 
 
@@ -280,62 +287,18 @@ def _room_for(running: RunningJob, met: Sequence[Met]) -> tuple[RoomFor, ...]:
     return tuple(RoomFor(job_id=one.need.job_id, gpus=one.need.gpus, given=one.givers[running.job_id]) for one in met)
 
 
-@dataclass(frozen=True, slots=True)
-class Speeds:
-    """Throughput and progress before and after, with the reports behind them: these fields of Evidence."""
-
-    reports_from: int
-    reports_to: int
-    samples_per_s_from: float | None = None
-    samples_per_s_to: float | None = None
-    modelled: bool | None = None
-    doubt: float | None = None
-    speedup_from: float | None = None
-    speedup_to: float | None = None
-
-    @classmethod
-    def of(cls, running: RunningJob, gpus: int, batch: int, member: Member | None) -> Speeds:
-        """From what a job has to so many GPUs and this batch."""
-        counts: dict[int, int] = {}
-        for seen in running.state.observations:
-            counts[seen.gpus] = counts.get(seen.gpus, 0) + seen.count
-        reports = counts.get(running.gpus, 0), counts.get(gpus, 0)
-        model, speed = member.view.model if member else None, _throughput(member)
-        if member is None or model is None or speed is None:
-            return cls(*reports)
-        least = running.job.request.min_gpus
-        least_batch = max(running.job.request.batches(least), default=batch)
-        before, after, unit = speed(running.gpus, running.batch), speed(gpus, batch), speed(least, least_batch)
-        doubt = None
-        if gpus not in counts:
-            doubt = round(model.uncertainties([(gpus, nodes_at(member.view, gpus))])[0], 3)
-        return cls(*reports, before, after, gpus not in counts, doubt, before / unit, after / unit)
-
-
-_SPEEDS = tuple(Speeds.__dataclass_fields__)
-
-
-def _throughput(member: Member | None) -> Callable[[int, int], float] | None:
-    """Samples/s of the member's model at so many GPUs and a global batch; None without a model."""
-    model = member.view.model if member else None
-    if member is None or model is None:
-        return None
-    nodes = dict(member.view.choices)
-    dense = max((k / n for k, n in nodes.items() if n), default=1.0)
-    return lambda k, b: model.throughput(k, nodes.get(k) or max(1, round(k / dense)), max(1, b))
-
-
 def others(moves: Sequence[Move], members: Mapping[int, Member]) -> list[OtherMove]:
     """Those who move, the largest changes first, as many as a row names beside its own job."""
-    return [_other(move, members) for move in nsmallest(MOST_OTHERS + 1, moves, key=_by_change)]
+    largest = nsmallest(MOST_OTHERS + 1, moves, key=_by_change)
+    rows = [Row(move.allotment.running, move.gpus, move.allotment.batch) for move in largest]
+    found = speeds_of([replace(row, member=members.get(row.running.job_id)) for row in rows])
+    return [_other(row, speeds) for row, speeds in zip(rows, found, strict=True)]
 
 
-def _other(move: Move, members: Mapping[int, Member]) -> OtherMove:
-    running = move.allotment.running
-    speeds = Speeds.of(running, move.gpus, move.allotment.batch, members.get(running.job_id))
+def _other(row: Row, speeds: Speeds) -> OtherMove:
     before, after = speeds.samples_per_s_from, speeds.samples_per_s_to
     change = after / before - 1.0 if before and after is not None else None
-    return OtherMove(job_id=running.job_id, gpus_from=running.gpus, gpus_to=move.gpus, change=change)
+    return OtherMove(job_id=row.running.job_id, gpus_from=row.running.gpus, gpus_to=row.gpus, change=change)
 
 
 def _by_change(move: Move) -> tuple[int, int]:
@@ -343,13 +306,10 @@ def _by_change(move: Move) -> tuple[int, int]:
     return -abs(move.gpus - running.gpus), running.job_id
 
 
-def _alternatives(target: Target | None, member: Member | None) -> list[Alternative]:
-    if target is None:
-        return []
-    speed = _throughput(member)
+def _alternatives(speeds: Speeds | None) -> list[Alternative]:
+    found = speeds.considered if speeds is not None else ()
     return [
-        Alternative(gpus=gpus, batch=batch, value=value, samples_per_s=round(speed(gpus, batch), 3) if speed else None)
-        for gpus, batch, value in target.alternatives
+        Alternative(gpus=gpus, batch=batch, value=value, samples_per_s=speed) for gpus, batch, value, speed in found
     ]
 
 

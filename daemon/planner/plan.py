@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
 
-from slurm_elastic.db.rows import DecisionRow
+from slurm_elastic.db.rows import DecisionRow, Mark
 from slurm_elastic.protocol.messages import Resize, Shape
 
 from ..capacity.ledger import Pool
@@ -33,6 +33,7 @@ from .decision_record import (
     row_of_frozen,
     row_of_waiting,
 )
+from .row_speeds import Row, Speeds, speeds_of
 from .running.job import RunningJob
 
 
@@ -90,29 +91,41 @@ def plan_round(inputs: Inputs) -> Plan:
 
 
 def _running_rows(made: Decisions) -> list[DecisionRow]:
+    inputs, running_jobs = made.context.inputs, made.context.running_jobs
+    now, mode = inputs.now, inputs.settings.mode
+    new = [job_id for job_id in running_jobs if _mark(made, job_id) != inputs.marks.get(job_id)]
     begun = {move.allotment.running.job_id for move in made.begun}
-    moved = cache(lambda: _moved(made))
+    moved, unlisted = cache(lambda: _moved(made)), cache(lambda pool: _unlisted(made, pool))
     makes_room: dict[int, list[Met]] = {}
     for met in made.context.room.met:
         for job_id in met.givers:
             makes_room.setdefault(job_id, []).append(met)
-    rows, unlisted = [], cache(lambda pool: _unlisted(made, pool))
-    now, mode, marks = made.context.inputs.now, made.context.inputs.settings.mode, made.context.inputs.marks
-    for job_id, running in made.context.running_jobs.items():
-        move = made.moves.get(job_id)
-        mark = mark_of_frozen(running, mode) if move is None else mark_of(move, mode)
-        if mark == marks.get(job_id):
-            continue
+    speeds, rows = _speeds(made, new), []
+    for job_id in new:
+        running, move, pool = running_jobs[job_id], made.moves.get(job_id), made.pools.get(job_id)
+        makes, own = makes_room.get(job_id, ()), speeds.get(job_id)
+        context = _context(made, running, pool, makes, moved, unlisted(pool), own)
         if move is None:
-            bare = bare_row_of_frozen(running, now, mode)
+            rows.append(row_of_frozen(bare_row_of_frozen(running, now, mode), running, context))
         else:
-            _, shared, target = made.division.shared.get(job_id, _NOT_SHARED)
-            bare = bare_row(move, shared, target, now, mode)
-        pool = made.pools.get(job_id)
-        context = _context(made, running, pool, makes_room.get(job_id, ()), moved, unlisted(pool))
-        whole = row_of_frozen(bare, running, context) if move is None else row(bare, move, job_id in begun, context)
-        rows.append(whole)
+            bare = bare_row(move, context.shared, context.target, now, mode)
+            rows.append(row(bare, move, job_id in begun, context))
     return rows
+
+
+def _mark(made: Decisions, job_id: int) -> Mark:
+    move, mode = made.moves.get(job_id), made.context.inputs.settings.mode
+    return mark_of_frozen(made.context.running_jobs[job_id], mode) if move is None else mark_of(move, mode)
+
+
+def _speeds(made: Decisions, new: Sequence[int]) -> dict[int, Speeds]:
+    """Of those jobs that could be moved."""
+    rows = []
+    for job_id in new:
+        move, (member, _, target) = made.moves.get(job_id), made.division.shared.get(job_id, _NOT_SHARED)
+        if move is not None:
+            rows.append(Row(move.allotment.running, move.gpus, move.allotment.batch, member, target))
+    return {row.running.job_id: own for row, own in zip(rows, speeds_of(rows), strict=True)}
 
 
 _NOT_SHARED = None, None, None
@@ -131,6 +144,7 @@ def _context(
     makes_room: Sequence[Met],
     moved: Callable[[], Sequence[OtherMove]],
     unlisted: str,
+    speeds: Speeds | None,
 ) -> DecisionContext:
     inputs = made.context.inputs
     member, shared, target = made.division.shared.get(running.job_id, _NOT_SHARED)
@@ -141,6 +155,7 @@ def _context(
         capacity=made.capacity[pool.name] if pool else 0,
         pool=pool.name if pool else "",
         member=member,
+        speeds=speeds,
         shared=shared,
         target=target,
         met=tuple(makes_room),

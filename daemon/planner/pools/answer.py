@@ -32,7 +32,7 @@ class PoolAnswer:
     @cached_property
     def progress(self) -> float | None:
         """The gain in jobs' worth of progress: speedups, pauses left out; None where a model is missing."""
-        changes = [progress_of(m, target) for m, target in zip(self.members, self.targets, strict=True)]
+        changes = progress_of(self.members, self.targets)
         known = [change for change in changes if change is not None]
         return sum(known) if len(known) == len(changes) else None
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...optimizer.job_view import JobView, Model
+from ...optimizer.job_view import JobView
 from ...optimizer.plan import Cache, values_of_staying
 from ...optimizer.policies import POLICIES
 from ...optimizer.targets import Target
 from .member import Member
+from .speeds import speeds_at
 
 
 def gain_of(policy: str, members: Sequence[Member], values: Sequence[float], stays: Sequence[float]) -> float:
@@ -58,25 +59,29 @@ def _offered_value(m: Member, target: Target) -> float | None:
     return offered.value if offered is not None and offered.batch == batch else None
 
 
-def progress_of(m: Member, target: Target) -> float | None:
-    """How much the job's speedup changes, against the size that it began with."""
-    view, model = m.view, m.view.model
-    if model is None or min(view.current_gpus, view.current_batch, target.gpus, target.batch) < 1:
-        return None
-    if (target.gpus, target.batch) == (view.current_gpus, view.current_batch):
-        return 0.0
-    known = m.progress.get((target.gpus, target.batch))
-    if known is None:
-        known = m.progress[target.gpus, target.batch] = _changed_progress(view, model, target)
-    return known
+def progress_of(members: Sequence[Member], targets: Sequence[Target]) -> list[float | None]:
+    """How much each job's speedup changes, against the size that it began with; None where that is not known."""
+    pairs = list(zip(members, targets, strict=True))
+    asked = [(m, t) for m, t in pairs if _changes(m.view, t) and (t.gpus, t.batch) not in m.progress]
+    for (m, t), (now, then, unit) in zip(asked, speeds_at([_progress_at(m, t) for m, t in asked]), strict=True):
+        m.progress[t.gpus, t.batch] = (then - now) / unit
+    return [m.progress[t.gpus, t.batch] if _changes(m.view, t) else _unchanged(m.view, t) for m, t in pairs]
 
 
-def _changed_progress(view: JobView, model: Model, target: Target) -> float:
-    nodes = dict(view.choices)
-    dense = max(k / count for k, count in nodes.items())
+def _changes(view: JobView, target: Target) -> bool:
+    """Whether its progress changes, and it is known by how much."""
+    return _known(view, target) and (target.gpus, target.batch) != (view.current_gpus, view.current_batch)
 
-    def speed(gpus: int, batch: int) -> float:
-        return model.throughput(gpus, nodes.get(gpus) or max(1, round(gpus / dense)), batch)
 
-    change = speed(target.gpus, target.batch) - speed(view.current_gpus, view.current_batch)
-    return change / speed(view.reference_gpus, view.reference_batch)
+def _known(view: JobView, target: Target) -> bool:
+    return view.model is not None and min(view.current_gpus, view.current_batch, target.gpus, target.batch) >= 1
+
+
+def _unchanged(view: JobView, target: Target) -> float | None:
+    return 0.0 if _known(view, target) else None
+
+
+def _progress_at(m: Member, target: Target) -> tuple[Member, list[tuple[int, int]]]:
+    view = m.view
+    reference = view.reference_gpus, view.reference_batch
+    return m, [(view.current_gpus, view.current_batch), (target.gpus, target.batch), reference]
