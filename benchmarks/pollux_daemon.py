@@ -21,19 +21,23 @@ import pandas
 from pollux_artifact import NCF_BATCH, NODES, PER_NODE, application, unmeasured
 
 from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.models.cache import observation
 from slurm_elastic.daemon.models.priors import CLUSTER_COUNTS, PROGRAM_COUNTS, RUNS_OF_PROGRAM
 from slurm_elastic.daemon.optimizer.models.learning import learn
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.prior import Prior
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.throughput import fit
-from slurm_elastic.daemon.planner.running.reports import NOISE_REPORTS, Remaining
+from slurm_elastic.daemon.planner.running.reports import Remaining
 from slurm_elastic.daemon.simulator.elastic import Elastic
 from slurm_elastic.daemon.simulator.job_states import REPORTS_AFTER_S, JobStates
 from slurm_elastic.daemon.simulator.jobs import SimulatedJob, SimulationSettings, prepare
 from slurm_elastic.daemon.simulator.programs import Program
 from slurm_elastic.daemon.simulator.traces.formats import TraceJob, read
+from slurm_elastic.db.parts.observations import YOUNGEST
 from slurm_elastic.db.rows import ObservationRow
+
+REPORTED_S = Settings.report_interval_s
 
 
 @dataclass(frozen=True)
@@ -66,13 +70,15 @@ class Reports(JobStates):
         super().__init__(settings)
         self.ours, self.job_of = ours, job_of
         self.noise = random.Random(ours.seed)
+        self.rows: dict[int, dict[tuple[int, int, int], ObservationRow]] = defaultdict(dict)
         self.seen: dict[int, dict[tuple[int, int, int], Observation]] = defaultdict(dict)
+        self.fitted: dict[int, tuple[Observation, ...]] = {}
         self.error: dict[int, float] = {}
         self.runs: dict[str, list[list[Observation]]] = defaultdict(list)
         self.priors: dict[str, Prior] = {}
 
     def report(self, i: int, job: SimulatedJob, now: float) -> None:
-        """What it has measured at its present size and batch, if it has trained there for long enough."""
+        """What it has measured at its present size and batch since the last decision, if it has trained long enough."""
         true = self.job_of(i)
         self.stale.add(i + 1)
         if true.grad_params is not None:
@@ -81,23 +87,33 @@ class Reports(JobStates):
             job.noise_scale = phi * math.exp(self.noise.gauss(0.0, self.ours.phi_noise))
         nodes = tuple(filter(None, true.placement))
         steps = true.accum_steps + 1
-        batch = sum(nodes) * true.atomic_bsz * steps
-        key = sum(nodes), len(nodes), batch
-        if now - job.since < REPORTS_AFTER_S or key in self.seen[i]:
+        key = sum(nodes), len(nodes), sum(nodes) * true.atomic_bsz * steps
+        if now - job.since < REPORTS_AFTER_S:
             return
         whole, sync = true.application.get_throughput(nodes, true.atomic_bsz)
-        seconds = (whole + (steps - 1) * (whole - sync)) * self._shaken(self.ours.step_noise)
-        share = sync / (whole + (steps - 1) * (whole - sync)) if key[0] > 1 else 0.0
-        share = min(0.95, max(0.0, share * self._shaken(self.ours.step_noise)))
-        self.seen[i][key] = Observation(*key, int(true.atomic_bsz), steps, float(seconds), 1.0, float(share))
-        if self.ours.learned:
-            job.model = fit(list(self.seen[i].values()), self.prior(job.program.name))
+        seconds = float(whole + (steps - 1) * (whole - sync))
+        share = float(sync) / seconds if key[0] > 1 else 0.0
+        row = self.rows[i].get(key)
+        row = row or ObservationRow(*key, int(true.atomic_bsz), steps, 0, seconds, 0.0, now, 0.0, share)
+        self.rows[i][key] = row = self._again(row, seconds, share, int(min(now - job.since, 60.0) / REPORTED_S), now)
+        self.seen[i][key] = observation(row)
+        rows = tuple(self.seen[i].values())
+        if self.ours.learned and rows != self.fitted.get(i):
+            self.fitted[i] = rows
+            job.model = fit(rows, self.prior(job.program.name))
+
+    def _again(self, row: ObservationRow, seconds: float, share: float, reports: int, now: float) -> ObservationRow:
+        """The row after so many further reports, each with noise of its own; it is over the youngest of them."""
+        count = row.count + reports
+        part, sigma = reports / min(count, YOUNGEST), self.ours.step_noise / math.sqrt(reports)
+        seconds *= max(0.5, 1.0 + self.noise.gauss(0.0, sigma))
+        share *= max(0.5, 1.0 + self.noise.gauss(0.0, sigma))
+        seconds = row.step_time + part * (seconds - row.step_time)
+        share = min(0.95, row.comm_share + part * (share - row.comm_share))
+        return replace(row, count=count, step_time=seconds, comm_share=share, last_at=now)
 
     def learn(self, jobs: Iterable[tuple[int, SimulatedJob]], now: float) -> None:
         """Reports have come by `report` already."""
-
-    def _shaken(self, sigma: float) -> float:
-        return max(0.5, 1.0 + self.noise.gauss(0.0, sigma))
 
     def prior(self, program: str) -> Prior:
         """What is believed of a program before it is measured."""
@@ -123,14 +139,7 @@ class Reports(JobStates):
             self.of[job_id] = replace(self.of[job_id], observations=rows, remaining=left)
 
     def _rows(self, i: int, job: SimulatedJob) -> tuple[ObservationRow, ...]:
-        noise = job.noise_scale or 0.0
-        return tuple(
-            ObservationRow(
-                o.gpus, o.nodes, o.batch, o.micro_batch, o.accumulation, NOISE_REPORTS, o.step_time_s,
-                o.batch / o.step_time_s, job.since, noise, o.comm_share,
-            )
-            for o in self.seen[i].values()
-        )  # fmt: skip
+        return tuple(replace(row, noise_scale=job.noise_scale or 0.0) for row in self.rows[i].values())
 
     def _remaining(self, i: int, job: SimulatedJob) -> Remaining | None:
         true = self.job_of(i)
@@ -197,12 +206,15 @@ class Daemon(Elastic):
             self.states.report(i, job, now)
         self._start_in_order()
         self.before = {i: dict(held) for i, held in self.nodes.held.items()}
-        self._decide()
+        begun = -1
+        while begun < self.resizes:  # a growth onto what a shrink frees is begun by the next round, seconds later
+            begun = self.resizes
+            self._decide()
 
 
 def asks(row: TraceJob, asked: str) -> TraceJob:
     """A job of the workload as its script asks for it."""
-    gpus = row.gpus if asked == "tuned" else 1
+    gpus = {"one": 1, "node": PER_NODE}.get(asked, row.gpus)
     if row.program == "ncf":
         return replace(row, gpus=1, min_gpus=1, max_gpus=1, batch=NCF_BATCH, min_batch=NCF_BATCH, max_batch=NCF_BATCH)
     return replace(row, gpus=gpus, min_gpus=1, batch=row.batch if asked == "tuned" else 0)
@@ -225,7 +237,7 @@ def _theirs(module: ModuleType, name: Ours | str, now: Callable[[], float]) -> A
     if name == "optimus":
         return module.OptimusPolicy()
     made = module.TiresiasPolicy(now)
-    if name == "fifo":  # Tiresias without its second queue: nobody is interrupted
+    if name == "fifo":  # without its second queue: who came later runs where there is room, until those before fit
         made._queue_threshold = math.inf
     return made
 

@@ -214,10 +214,11 @@ class Settings:
     `selastic explain` says whose share a job's was."""
 
     shorter_first: float = number(0.5, 0, 1)
-    """How far trainings that have less left are preferred: a job's weight is multiplied by its remaining work to minus
-    this power, in steps of a doubling, from a quarter to four times the middle job's work. 0.5 brings down the mean
-    time to completion by some 3 %, and the longest trainings take as much longer. What is left is known where a script
-    says its epochs or steps. 0: every job counts alike to its last step."""
+    """How far trainings that have less left are preferred, by a job's place in their order: at 0.5 weights are as 1, 3,
+    5, 7, ... from the longest to the shortest, from an eighth of the average to twice the average. The mean time to
+    completion falls by some 5 to 10 %; the longest trainings may take longer. What is left is known where a script says
+    its epochs or steps; any other job counts as the average. Nearer 1 the shortest are preferred more. 0: every job
+    counts alike to its last step."""
 
     start_smaller: bool = setting(False, "true or false", flag)
     """Whether an elastic job that waits for more GPUs than there is room for is started at once at the smallest size of

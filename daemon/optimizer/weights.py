@@ -12,9 +12,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-OCTAVES = 2
-"""Most doublings of work apart from the middle that count: what a script says of itself changes its job's weight by two
-at most, and the longest trainings are not starved. More brought no more on the public workloads."""
+LEAST = 0.125
+"""Of a job of average weight, for what is left: the longest trainings are not starved."""
+MOST_POWER = 0.9
+PLACES, FACTORS = 4, 8
+"""Steps of a doubling in which remaining work, and factors, are told apart: work is only estimated, and with steps
+weights, and what was computed for a job, are the same from round to round."""
 BITS = 6
 """Of the number of a group's jobs that count: up to 63 it is exact, then within 1.6 %. What was computed for the others
 of a large group stays when one more job comes."""
@@ -88,14 +91,24 @@ def _rough(count: int) -> int:
 
 
 def short_factors(work: Mapping[int, float], power: float) -> dict[int, float]:
-    """By job, (remaining work / that of the middle job) ** -power, in steps of a doubling of work.
+    """By job, what it counts for its place in the order of remaining work; the average job's is 1, and left out.
 
-    work: seconds that a job would still train on one GPU. Steps keep weights, and with them what was computed for a
-    job, the same from round to round; an estimate that is wrong by a factor of two costs little.
+    Of m jobs the one with the r-th most work left gets r**e - (r-1)**e of m**e, e = 1 / (1 - power): shares that make
+    the mean time to completion least where k GPUs are k**power times as fast as one (Berg, Vesilo and Harchol-Balter,
+    heSRPT, 2020). At 0.5 the one with the most left counts 1, the others 3, 5, 7, ... So no job counts for much more
+    than e times the average, whatever its script says. work: seconds that a job would still train on one GPU.
     """
-    octaves = {job: math.log2(max(1.0, left)) for job, left in work.items()}
-    if not octaves or not power:
+    if not work or not power:
         return {}
-    middle = round(math.fsum(octaves.values()) / len(octaves))
-    steps = {job: max(-OCTAVES, min(OCTAVES, round(octave) - middle)) for job, octave in octaves.items()}
-    return {job: 2.0 ** (-power * step) for job, step in steps.items() if step}
+    at = {job: round(PLACES * math.log2(max(1.0, left))) for job, left in work.items()}
+    alike, e, longer, factors = Counter(at.values()), 1.0 / (1.0 - min(MOST_POWER, power)), 0, dict[int, float]()
+    many = 2.0 ** _step(math.log2(len(at)))  # the same for a few jobs more
+    for place, count in sorted(alike.items(), reverse=True):
+        share = ((longer + count) ** e - longer**e) / count / many ** (e - 1.0)
+        factors[place] = 2.0 ** _step(math.log2(max(LEAST, share)))
+        longer += count
+    return {job: factors[place] for job, place in at.items() if factors[place] != 1.0}
+
+
+def _step(octaves: float) -> float:
+    return round(FACTORS * octaves) / FACTORS

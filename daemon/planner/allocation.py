@@ -132,7 +132,7 @@ class Division:
             self.shared[m.running.job_id] = (m, shared, target)
             stays = self._stays(m, target)
             free = min(idle, self.context.more(m.running, idle)) if idle > 0 and stays else 0
-            tried = explored(m, free) if free else None
+            tried = explored(m, free, POLICIES[self.inputs.settings.policy]) if free else None
             if tried is not None:
                 idle -= tried[0] - m.running.gpus
                 self.limits.give(m.running.job_id, tried[0])

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..optimizer.models.goodput import nearest
 from .jobs import SimulatedJob, SimulationSettings
 from .nodes import NodeAllocations
 
@@ -187,7 +186,7 @@ class Simulation(ABC):
     def _start_as_asked(self, i: int) -> bool:
         """Start a job at the size and the batch that it was submitted with."""
         job = self.jobs[i]
-        return self._start(i, job.asked, nearest(job.batches(job.asked), job.trace.batch)[0] if job.elastic else 0)
+        return self._start(i, job.asked, job.batches.as_asked(job.asked, job.trace.batch) if job.elastic else 0)
 
     def _start_in_order(self) -> None:
         """First come, first served: nobody overtakes a job whose shape cannot be had."""

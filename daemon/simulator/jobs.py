@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from slurm_elastic.db.rows import ResizeRow
 
 from ..config.settings import Settings
-from ..optimizer.models.goodput import nearest
 from ..optimizer.models.observation import Observation
 from ..optimizer.models.throughput import ThroughputModel
 from .programs import BatchLadder, Program, rigid, size_ladder
@@ -217,7 +216,7 @@ def _elastic(row: TraceJob, program: Program, settings: SimulationSettings, shap
     if row.duration_s and not row.samples:
         nodes = -(-row.gpus // settings.gpus_per_node)
         # At the batch that it is run with where nothing is elastic, so that it takes as long there as it took.
-        batch = (nearest(batches(asked), row.batch) or (row.batch,))[0]
+        batch = batches.as_asked(asked, row.batch)
         work = row.duration_s * program.throughput(row.gpus, nodes, batch)
         work *= program.efficiency(batch, 0.0) if quality else 1.0
     accepted = tuple(gpus for gpus, _ in sizes)

@@ -87,6 +87,11 @@ class BatchLadder:
             batch *= 2
         return (*out, high) if high > low else tuple(out)
 
+    def as_asked(self, gpus: int, batch: int) -> int:
+        """The batch that a job was submitted with, as so many GPUs share it out evenly: between the steps, too."""
+        steps = self(gpus) or (batch,)
+        return max(steps[0], min(steps[-1], -(-batch // gpus) * gpus))
+
 
 def size_ladder(least: int, most: int, per_node: int, asked: int = 0) -> tuple[tuple[int, int], ...]:
     """(GPUs, nodes) that pack without moving others: powers of two inside a node, then whole nodes, thinning out."""

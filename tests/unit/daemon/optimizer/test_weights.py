@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from slurm_elastic.daemon.optimizer.weights import OCTAVES, fair_factors, group_shares, short_factors
+from slurm_elastic.daemon.optimizer.weights import LEAST, MOST_POWER, fair_factors, group_shares, short_factors
 
 ALONE, MANY = (("user alone", 1.0),), (("user many", 1.0),)
 
@@ -41,15 +43,29 @@ def test_a_job_that_comes_changes_the_weights_of_its_own_group_alone() -> None:
     assert len(set(changes)) == 2 and max(abs(n * f - 1) for n, f in enumerate(changes, 600)) < 1 / 63
 
 
-def test_a_job_with_a_quarter_of_the_work_counts_twice_as_much() -> None:
-    """By the square root, in steps of a doubling; the middle job counts as ever."""
-    assert short_factors({1: 1000.0, 2: 4000.0, 3: 2000.0}, 0.5) == pytest.approx({1: 2**0.5, 2: 2**-0.5})
-    assert short_factors({1: 1000.0, 2: 1100.0}, 0.5) == {}
+def test_jobs_count_by_their_place_in_the_order_of_what_is_left() -> None:
+    """By the square root: 1, 3, 5, 7 from the longest to the shortest, on the grid of an eighth of a doubling; the
+    average is 1, whatever the amounts are. Jobs with as much left count alike."""
+    factors = short_factors({1: 8e5, 2: 3e3, 3: 2e3, 4: 10.0}, 0.5)
+    assert [factors.get(job, 1.0) for job in (1, 2, 3, 4)] == pytest.approx([0.25, 0.75, 1.25, 1.75], rel=0.05)
+    steps = [8 * math.log2(factor) for factor in factors.values()]
+    assert steps == pytest.approx([round(step) for step in steps])
+    alike = short_factors({1: 1000.0, 2: 1010.0, 3: 90.0}, 0.5)
+    assert alike[1] == alike[2] < alike[3]
+    assert short_factors({1: 1000.0, 2: 1010.0}, 0.5) == short_factors({1: 1000.0}, 0.5) == {}
 
 
-def test_no_estimate_moves_a_weight_beyond_the_bounds() -> None:
-    """A script that says it is as good as done, and one that never ends."""
+def test_a_shorter_job_that_ends_or_comes_changes_nobodys_weight() -> None:
+    """As long as the jobs are about as many: what was planned for the others is found again."""
+    work = {job: 1000.0 * job for job in range(3, 40)}
+    assert short_factors({**work, 1: 5.0}, 0.5).items() > short_factors(work, 0.5).items()
+
+
+@pytest.mark.parametrize("power", [0.3, 0.5, 0.9, 1.0])
+def test_no_estimate_moves_a_weight_beyond_the_bounds(power: float) -> None:
+    """A script that says it is as good as done gains e = 1 / (1 - power) at most, the grid aside; one that never ends
+    keeps an eighth of the average."""
     work = {1: 0.0, 2: 1e30, **dict.fromkeys(range(3, 99), 5000.0)}
-    found = short_factors(work, 0.5)
-    assert found[1] == 2 ** (0.5 * OCTAVES) and found[2] == 2 ** (-0.5 * OCTAVES)
-    assert short_factors(work, 0.0) == short_factors({}, 0.5) == {}
+    found = short_factors(work, power)
+    assert 1.0 < found[1] <= 1.1 / (1.0 - min(power, MOST_POWER)) and LEAST <= found[2] < 0.14
+    assert short_factors(work, 0.0) == short_factors({}, power) == {}

@@ -47,6 +47,15 @@ def test_ladders_hold_only_what_packs() -> None:
     assert BatchLadder(64, 100)(128) == ()
 
 
+def test_a_job_starts_at_the_batch_that_it_asked_for() -> None:
+    """Between the steps of the planner's ladder, too, as near as its GPUs share it out; never beyond its bounds."""
+    batches = BatchLadder(60, 640)
+    assert 400 not in batches(4) and batches.as_asked(4, 400) == 400
+    assert batches.as_asked(6, 320) == 324 and batches.as_asked(7, 639) == 637 and batches.as_asked(8, 8) == 64
+    rows = [TraceJob("a", 0.0, "linear", 4, 400, 4000.0, min_batch=60, max_batch=640)]
+    assert outcome(rows, "static").changes[0] == (0.0, "a", 4, 400)
+
+
 def test_a_batch_that_no_size_shares_out_evenly_is_rounded_up() -> None:
     """A trace with three GPUs and a batch of 64 runs, at 66."""
     rows = [job("a", 0.0, 3, 660.0, min_gpus=3, max_gpus=3)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from plan_cases import World, row, seen
 
 from slurm_elastic.daemon.text.reasons import Reason
@@ -27,3 +29,13 @@ def test_a_size_is_not_tried_when_it_takes_gpus_from_anyone() -> None:
     world.job(1, "n1 n2 n3 n4", "elastic:gpus=4-32,step=4,batch=240-256")
     world.state(1, observations=(seen(4, 1.0), seen(8, 0.55), seen(16, 0.3)))
     assert world.plan().resizes == ()
+
+
+def test_a_try_counts_what_a_large_batch_wastes() -> None:
+    """A job that trains until a quality is not tried at the most samples/s, where each is worth little."""
+    world = World(8)
+    world.job(1, "n1", "elastic:gpus=4-8,step=4,batch=256-4096,until=quality")
+    noisy = [replace(each, noise_scale=300.0) for each in (seen(1, 4.0), seen(2, 2.0), seen(4, 1.0))]
+    world.state(1, observations=tuple(noisy))
+    decision = row(world.plan(), 1)
+    assert (decision.reason, decision.gpus_to, decision.batch_to) == (Reason.GROW_IDLE.value, 8, 256)

@@ -19,7 +19,7 @@ def test_a_training_with_less_left_gets_more_and_nothing_where_that_is_off() -> 
     for job_id, left in ((1, 100_000), (2, 400_000)):
         world.job(job_id, f"n{job_id}", "elastic:gpus=4-24,batch=2000-2048")
         world.state(job_id, remaining=Remaining(left, 100.0, NOW - 60))
-    assert decide(world.inputs()).context.weights.factors == pytest.approx({1: 2**0.5, 2: 2**-0.5})
+    assert decide(world.inputs()).context.weights.factors == pytest.approx({1: 1.5, 2: 0.5}, rel=0.05)
     sizes = [row(world.plan(), job_id).gpus_to for job_id in (1, 2)]
     assert sizes[0] > sizes[1]
     world.settings = replace(SETTINGS, shorter_first=0.0)
