@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -88,10 +89,11 @@ def _listed(jobs: Sequence[JobView], grids: Sequence[Grid], policy: Policy) -> l
     sizes = _at_best_batches(jobs, grids, policy)
     kept = _worth_each_gpu(jobs, sizes)
     kept &= _explored(jobs, grids, sizes)
-    columns = np.stack([sizes.gpus, _terms(jobs, grids, policy, sizes, kept), sizes.batch, sizes.speedup])[:, kept]
-    ends = configurations.ends_of(np.add.reduceat(kept, sizes.starts, dtype=np.int64)).tolist()
-    present = sizes.present.tolist()
-    return [Columns(columns[:, ends[j] : ends[j + 1]].copy(), present[j], job.weight) for j, job in enumerate(jobs)]
+    terms, staying = _terms(grids, policy, sizes, kept)
+    columns = np.stack([sizes.gpus, terms, sizes.batch, sizes.speedup])[:, kept]
+    ends = pairwise(configurations.ends_of(np.add.reduceat(kept, sizes.starts, dtype=np.int64)).tolist())
+    each = zip(jobs, ends, sizes.present.tolist(), staying.tolist(), strict=True)
+    return [Columns(columns[:, a:b].copy(), present, job.weight, stays) for job, (a, b), present, stays in each]
 
 
 def _at_best_batches(jobs: Sequence[JobView], grids: Sequence[Grid], policy: Policy) -> _Sizes:
@@ -198,9 +200,14 @@ def _worth_each_gpu(jobs: Sequence[JobView], sizes: _Sizes) -> Array:
     return kept
 
 
-def _terms(jobs: Sequence[JobView], grids: Sequence[Grid], policy: Policy, sizes: _Sizes, kept: Array) -> Array:
-    """What each size is worth of a job that counts as one, ties broken towards an even spread."""
+def _terms(grids: Sequence[Grid], policy: Policy, sizes: _Sizes, kept: Array) -> tuple[Array, Array]:
+    """What each size is worth of a job that counts as one, ties broken towards an even spread; and what each job has,
+    nan where that is not among its configurations."""
     smallest = np.minimum.reduceat(np.where(kept & (sizes.gpus > 0), sizes.progress, np.inf), sizes.starts)
     floor = policy.least_progress * np.where(smallest < np.inf, smallest, 1.0)
-    even = sizes.progress * np.concatenate([grid.evenness for grid in grids])
-    return np.asarray(policy.utilities(np.maximum(even, floor[sizes.job])))
+    evenness, known = np.concatenate([grid.evenness for grid in grids]), np.isfinite(sizes.present)
+    even, stays = sizes.progress * evenness, sizes.present * evenness[sizes.now]
+    credited: Array = np.concatenate([np.maximum(even, floor[sizes.job]), np.maximum(stays, floor)[known]])
+    utilities: Array = np.asarray(policy.utilities(credited))
+    stays[known] = utilities[len(even) :]
+    return utilities[: len(even)], stays

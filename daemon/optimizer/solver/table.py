@@ -40,19 +40,22 @@ class Choice:
 class Columns(Sequence[Choice]):
     """The choices of one job, GPUs strictly rising."""
 
-    __slots__ = ("present", "unweighted", "weight")
+    __slots__ = ("_stays", "present", "unweighted", "weight")
 
-    def __init__(self, unweighted: Array, present: float = math.nan, weight: float = 1.0) -> None:
+    def __init__(
+        self, unweighted: Array, present: float = math.nan, weight: float = 1.0, stays: float = math.nan
+    ) -> None:
         self.unweighted = unweighted
         """GPUs, values of a job that counts as one, batches, speedups: one row of doubles each."""
         self.present = present
         """The speedup at the size and the batch that the job has; nan: not known."""
         self.weight = weight
         """What its values are multiplied by."""
+        self._stays = stays
 
     def at_weight(self, weight: float) -> Columns:
         """The same choices of a job that counts by so much; the numbers are shared."""
-        return self if weight == self.weight else Columns(self.unweighted, self.present, weight)
+        return self if weight == self.weight else Columns(self.unweighted, self.present, weight, self._stays)
 
     @property
     def numbers(self) -> Array:
@@ -62,6 +65,11 @@ class Columns(Sequence[Choice]):
         weighted = self.unweighted.copy()
         weighted[1] *= self.weight
         return weighted
+
+    @property
+    def staying(self) -> float:
+        """The value of what the job has, offered or not; nan: not known."""
+        return self._stays * self.weight
 
     def value_at(self, at: int) -> float:
         """The value of one choice."""

@@ -41,22 +41,11 @@ def _worth(policy: str, members: Sequence[Member], stays: Sequence[float]) -> fl
 
 
 def staying_values(policy: str, cache: Cache, members: Sequence[Member], targets: Sequence[Target]) -> list[float]:
-    """Their terms where they stay: mostly one of the choices that each was offered; the others are made all at once."""
-    found = [_offered_value(m, target) for m, target in zip(members, targets, strict=True)]
-    asked = [m.staying for m, value in zip(members, found, strict=True) if value is None]
+    """Their terms where they stay, known with their choices but for a few; those are made all at once."""
+    found = [math.nan if m.forced else t.offered.staying for m, t in zip(members, targets, strict=True)]
+    asked = [m.staying for m, value in zip(members, found, strict=True) if math.isnan(value)]
     made = iter(values_of_staying(asked, policy, cache) if asked else ())
-    return [next(made) if value is None else value for value in found]
-
-
-def _offered_value(m: Member, target: Target) -> float | None:
-    """None: what it has is none of its choices."""
-    size, batch = m.view.current_gpus, m.view.current_batch
-    if m.forced:
-        return None
-    if target.gpus == size and target.batch == batch:
-        return target.value
-    offered = target.offered.of_size(size)
-    return offered.value if offered is not None and offered.batch == batch else None
+    return [next(made) if math.isnan(value) else value for value in found]
 
 
 def progress_of(members: Sequence[Member], targets: Sequence[Target]) -> list[float | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -93,6 +94,23 @@ def test_each_job_gets_the_choices_of_the_plain_rules(
             assert [(o.gpus, o.batch) for o in own] == [(o.gpus, o.batch) for o in plain], job
             assert [o.speedup for o in own] == pytest.approx([o.speedup for o in plain], rel=1e-12)
             assert [o.value for o in own] == pytest.approx([o.value for o in plain], rel=1e-11, abs=1e-12)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_what_a_job_has_is_worth_what_it_would_be_if_it_could_not_move(policy: str) -> None:
+    """Whether or not it is among the choices, and whatever they are; of a job that has none of them it is not known."""
+    rng = random.Random(policy)
+    models = [None, Declared(0.8), Declared(0.3), *(fitted(rng) for _ in range(8))]
+    jobs = [any_job(rng, i, models) for i in range(60)]
+    jobs = [job for job in jobs if job.current_gpus and job.current_batch]
+    known = 0
+    for job, own in zip(jobs, choices(jobs, policy), strict=True):
+        if not math.isnan(own.staying):
+            known += 1
+            ((still,),) = choices([replace(job, frozen=True)], policy)
+            assert own.staying == pytest.approx(still.value, rel=1e-11, abs=1e-12), job
+            assert own.at_weight(2.0).staying == pytest.approx(2.0 * own.staying / job.weight, rel=1e-12)
+    assert known > len(jobs) // 2
 
 
 def test_a_job_that_may_not_move_needs_no_batch_before_it_is_measured() -> None:
