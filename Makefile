@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 .PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites test-hosts soak slurm ready clean hooks hooks-deps
 .PHONY: fuzz test-packages test-browser test-api test-kills test-torch test-python test-main-job test-scripts
 .PHONY: bench-fairness bench-optimizer bench-evolve bench-models bench-paper bench-simulator bench-ingest bench-pollux
-.PHONY: bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse soak-training soak-cluster soak-growth test-matrix
+.PHONY: bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse bench-load soak-training soak-cluster soak-growth test-matrix
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -92,6 +92,9 @@ soak-cluster: ready slurm  ## of which: selasticd, supervisors, workers, Slurm, 
 bench-optimizer bench-evolve bench-models bench-paper bench-simulator bench-fairness bench-ingest bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse: \
 		bench-%: ready
 	$(BIN)/python benchmarks/bench_$*.py $(BENCH_ARGS)
+
+bench-load: ready  ## the daemon's share of a core with 2,000 jobs that report every 5 s, and the status asked each second
+	$(BIN)/python benchmarks/bench_ingest.py --only jobs_polled --asked-every 1 $(BENCH_ARGS)
 
 bench-optimizer:  ## the exact optimizer beside other methods: CPU time, memory, value
 bench-evolve:  ## the policy evolve: without a seed, where placement costs, for many jobs

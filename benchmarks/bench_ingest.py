@@ -45,12 +45,15 @@ from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.api.http_server import server_config
 from slurm_elastic.daemon.api.requests import RateLimit
 from slurm_elastic.daemon.api.status_cache import REFRESH_S
+from slurm_elastic.daemon.api.waiters import Waiters
 from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.service.controller import DaemonController
+from slurm_elastic.daemon.service.job_registry import JobRegistry
 from slurm_elastic.daemon.service.main import tune_interpreter
 from slurm_elastic.daemon.service.scheduler import Scheduler
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codec import to_json
-from slurm_elastic.protocol.messages import Report, Reports
+from slurm_elastic.protocol.messages import Report, Reports, Resize
 from slurm_elastic.trainer_shim.supervisor.daemon_client import POLL_S
 
 UID = 1000
@@ -58,6 +61,8 @@ INTERVAL_S = 5.0
 """Time between two reports of a job."""
 SENDERS = 64
 """Supervisors of `full_N` that send many reports to a request."""
+HOSTS = 100
+"""Addresses that supervisors call from."""
 ASK_S = 0.1
 """Time between two questions for the status."""
 Times = list[float]
@@ -102,7 +107,7 @@ def serve(folder: str, jobs: int, listener: socket.socket, pipe: Any) -> None:
         for number in range(1, jobs + 1):
             store.set_in_use(number, 1, (BASE,), 256, time.time())
         tokens = [store.mint_token(number, UID) for number in range(1, jobs + 1)]
-        app = create_app(store, FakeController(), settings, Named(settings))
+        app = create_app(store, Waiting(store), settings, Named(settings))
         app.intake.report_limit = RateLimit(1e9)
 
         class Timed:
@@ -155,6 +160,20 @@ def daemon(jobs: int, folder: str | None) -> Iterator[tuple[int, tuple[str, int]
             process.join()
 
 
+class Waiting(FakeController):
+    """A controller without rounds, in which supervisors wait for resizes as in the daemon's own."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        nothing: Any = None
+        registry = JobRegistry(store, Settings())
+        self._own = DaemonController(store, nothing, nothing, registry, Waiters(), lambda: None)
+
+    async def wait_resize(self, job_id: int, after: int, timeout: float) -> Resize | None:
+        """The daemon's."""
+        return await self._own.wait_resize(job_id, after, timeout)
+
+
 # --- its clients ----------------------------------------------------------------------------------------------------
 
 
@@ -187,9 +206,10 @@ class Supervisor(asyncio.Protocol):
         times.append(time.monotonic() - began)
 
     @classmethod
-    async def connected(cls, url: tuple[str, int]) -> Supervisor:
-        """One with its connection open."""
-        return (await asyncio.get_running_loop().create_connection(cls, *url))[1]
+    async def connected(cls, url: tuple[str, int], index: int) -> Supervisor:
+        """One with its connection open, from one of HOSTS addresses: of one the daemon takes no more than 2,048."""
+        here = f"127.0.1.{1 + index % HOSTS}", 0
+        return (await asyncio.get_running_loop().create_connection(cls, *url, local_addr=here))[1]
 
 
 async def _full(url: tuple[str, int], tokens: list[str], seconds: float, count: int, first: int) -> Times:
@@ -198,7 +218,7 @@ async def _full(url: tuple[str, int], tokens: list[str], seconds: float, count: 
     end = time.monotonic() + seconds
 
     async def supervise(index: int) -> None:
-        sender, number = await Supervisor.connected(url), first
+        sender, number = await Supervisor.connected(url, index), first
         while time.monotonic() < end:
             number += count
             await sender.send(message(index, tokens[index], number, count), times)
@@ -218,13 +238,13 @@ async def _steady(url: tuple[str, int], tokens: list[str], seconds: float, keep:
         while due < start + seconds:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             number += 1
-            sender = sender if keep and sender else await Supervisor.connected(url)
+            sender = sender if keep and sender else await Supervisor.connected(url, index)
             await sender.send(message(index, tokens[index], number, 1, *more), times)
             due += INTERVAL_S
 
     async def poll(index: int) -> None:
         await asyncio.sleep(index / len(tokens) * INTERVAL_S)
-        sender, wait = await Supervisor.connected(url), POLL_S
+        sender, wait = await Supervisor.connected(url, index), POLL_S
         share = (index + 1) / len(tokens)  # of its time that the first one waits: afterwards they come evenly
         while wait > 0:
             wait, share = min(share * POLL_S, start + seconds - time.monotonic()), 1.0

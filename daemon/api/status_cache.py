@@ -27,8 +27,8 @@ FRESH_S = 1.0
 """Age up to which measurements are reused."""
 CHEAP_S = 0.004
 """CPU time up to which a status is cheap: some hundred jobs, or more of which few have reported since."""
-REUSE_FACTOR = 20.0
-"""An expensive one is reused for so many times the CPU time that it took: it costs 1/20 of a core at most."""
+REUSE_FACTOR = 50.0
+"""An expensive one is reused for so many times the CPU time that it took: it costs 1/50 of a core at most."""
 STALE_S = 10.0
 """Age from which requests wait for the next expensive one."""
 AFTER_S = 0.05

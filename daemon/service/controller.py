@@ -208,12 +208,12 @@ class DaemonController:
     async def wait_resize(self, job_id: int, after: int, timeout: float) -> Resize | None:
         """Wait for a resize above `after`, or the withdrawal of `after` itself; None after `timeout` seconds."""
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self.heard, job_id, after)
-        deadline = loop.time() + timeout
+        deadline, look = loop.time() + timeout, partial(self._heard_resize, job_id, after)
         while True:
             waiter = self.waiters.add(job_id)
             try:
-                found = await loop.run_in_executor(None, self.resize, job_id)
+                found = await loop.run_in_executor(None, look)
+                look = partial(self.resize, job_id)
                 if found is not None and (found.id == after if found.withdrawn else found.id > after):
                     return found
                 left = deadline - loop.time()
@@ -224,6 +224,10 @@ class DaemonController:
                 return None
             finally:
                 self.waiters.remove(job_id, waiter)
+
+    def _heard_resize(self, job_id: int, after: int) -> Resize | None:
+        self.heard(job_id, after)
+        return self.resize(job_id)
 
     def heard(self, job_id: int, last_resize: int) -> None:
         """A supervisor asks for a resize after its last one. NotAllowed: the database is older than that, and what the

@@ -36,6 +36,7 @@ class ResizeStore(StorePart):
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
+        self._open: dict[int, ResizeRow] | None = None
         self._closed: dict[int, Closed] | None = None
         self._hearing = threading.Lock()
         self._heard_of = 0
@@ -55,28 +56,37 @@ class ResizeStore(StorePart):
 
     def begin_resize(self, resize: Resize, at: float) -> ResizeRow:
         """Store a resize; the given id is not looked at. Raises StoreError when the job has one open."""
+        with self._db.lock:
+            with self._db.write() as connection:
+                number = self._insert_resize(connection, resize, at)
+            with self._hearing:
+                self._heard_of = max(self._heard_of, number)
+            return self._remembered(self.resize(number))
+
+    def _insert_resize(self, connection: Connection, resize: Resize, at: float) -> int:
         job_id = resize.job_id
-        with self._db.write() as connection:
-            taken = connection.execute(select(_ROWS.c.id).where(_ROWS.c.open_job == job_id)).scalar()
-            if taken is not None:
-                raise StoreError(f"job {job_id} has resize {taken} under way; it ends before the next begins")
-            values: dict[str, Any] = {name: getattr(resize, name) for name in ("gpus", "batch", "reason", "wait_s")}
-            values |= {"keep": pieces_out(resize.keep), "add": shapes_out(resize.add)}
-            values |= {"job_id": job_id, "open_job": job_id, "detail": ""}
-            values |= {"state": ResizeState.ISSUED.value, "phases": [[ResizeState.ISSUED.value, at]]}
-            values["id"] = max(connection.execute(_LAST).scalar_one(), self._heard_of) + 1
-            connection.execute(insert(_ROWS).values(values))
-        with self._hearing:
-            self._heard_of = max(self._heard_of, values["id"])
-        return self.resize(values["id"])
+        taken = connection.execute(select(_ROWS.c.id).where(_ROWS.c.open_job == job_id)).scalar()
+        if taken is not None:
+            raise StoreError(f"job {job_id} has resize {taken} under way; it ends before the next begins")
+        values: dict[str, Any] = {name: getattr(resize, name) for name in ("gpus", "batch", "reason", "wait_s")}
+        values |= {"keep": pieces_out(resize.keep), "add": shapes_out(resize.add)}
+        values |= {"job_id": job_id, "open_job": job_id, "detail": ""}
+        values |= {"state": ResizeState.ISSUED.value, "phases": [[ResizeState.ISSUED.value, at]]}
+        number: int = max(connection.execute(_LAST).scalar_one(), self._heard_of) + 1
+        connection.execute(insert(_ROWS).values({**values, "id": number}))
+        return number
 
     def open_resizes(self) -> list[ResizeRow]:
         """Resizes under way, by id."""
         return self._load(_ROWS.c.open_job.is_not(None))
 
     def resize_of(self, job_id: int) -> ResizeRow | None:
-        """The job's resize under way."""
-        return next(iter(self._load(_ROWS.c.open_job == job_id)), None)
+        """The job's resize under way, from memory: every supervisor asks for it again and again."""
+        known = self._open
+        if known is None:
+            with self._db.lock:
+                known = self._open = {row.job_id: row for row in self.open_resizes()}
+        return known.get(job_id)
 
     def last_resize_id(self, job_id: int) -> int:
         """Id of the job's last resize, open or closed; 0: it had none."""
@@ -136,10 +146,18 @@ class ResizeStore(StorePart):
                     if state.closed:
                         values["open_job"] = None
                     connection.execute(update(_ROWS).where(_ROWS.c.id == resize_id), values)
-            resize = self.resize(resize_id)
-            if not resize.open and self._closed is not None:
-                self._closed.pop(resize.job_id, None)
-            return resize
+            return self._remembered(self.resize(resize_id))
+
+    def _remembered(self, resize: ResizeRow) -> ResizeRow:
+        """The same, which the memory follows. Under the lock."""
+        known = self._open if self._open is not None else {}
+        if resize.open:
+            known[resize.job_id] = resize
+        elif (before := known.get(resize.job_id)) is not None and before.id == resize.id:
+            del known[resize.job_id]
+        if not resize.open and self._closed is not None:
+            self._closed.pop(resize.job_id, None)
+        return resize
 
     def _load_closed(self, where: Any) -> dict[int, Closed]:
         # A job's resizes come one after the other, so the highest id is the last.
@@ -160,6 +178,7 @@ class ResizeStore(StorePart):
     def _forget(self, job_id: int) -> None:
         super()._forget(job_id)
         with self._db.lock:
+            self._open = None
             if self._closed is not None:
                 self._closed.pop(job_id, None)
 

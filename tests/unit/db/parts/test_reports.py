@@ -149,8 +149,8 @@ def test_many_threads_lose_nothing(store: Store) -> None:
 
 
 def test_what_is_remembered_of_resizes_and_pauses_is_what_is_stored(tmp_path: Path) -> None:
-    """Last closed resize, mean pause and first size come from one look at all jobs and from memory after; each is
-    what a fresh store reads from the disk, after every kind of change."""
+    """Resize under way, last closed one, mean pause and first size come from one look at all jobs and from memory
+    after; each is what a fresh store reads from the disk, after every kind of change."""
     url = f"sqlite:///{tmp_path / 'a.db'}"
     with Store.open(url) as store:
         for job_id in (1, 2, 3):
@@ -159,6 +159,7 @@ def test_what_is_remembered_of_resizes_and_pauses_is_what_is_stored(tmp_path: Pa
         def same() -> None:
             with Store(url) as fresh:
                 for job_id in (1, 2, 3):
+                    assert store.resize_of(job_id) == fresh.resize_of(job_id)
                     assert store.last_closed_resize(job_id) == fresh.last_closed_resize(job_id)
                     assert store.mean_pause(job_id) == fresh.mean_pause(job_id)
                     assert store.mean_requeue(job_id) == fresh.mean_requeue(job_id)
@@ -175,6 +176,7 @@ def test_what_is_remembered_of_resizes_and_pauses_is_what_is_stored(tmp_path: Pa
                 store.set_in_use(
                     job_id, number, (piece,), 64 + number, float(number), 0.5 * number, REQUEUE if job_id == 2 else ""
                 )
+                store.advance_resize(ordered.id, ResizeState.ACCEPTED, at=float(number))
                 same()
                 store.advance_resize(ordered.id, ResizeState.DONE, at=float(number))
                 same()
