@@ -13,7 +13,7 @@ from profiles import Profile
 from slurm_elastic.daemon.models.priors import PROGRAM_COUNTS
 from slurm_elastic.daemon.optimizer.models.learning import learn
 from slurm_elastic.daemon.optimizer.models.observation import Observation
-from slurm_elastic.daemon.optimizer.models.prior import Prior
+from slurm_elastic.daemon.optimizer.models.prior import LINE_SHARE, Prior
 
 NOISE = 0.03
 SHOWN = 30
@@ -76,7 +76,7 @@ def learned_from(profiles: Sequence[Profile], cluster: str = "") -> Prior:
         own, share = runs(profile), tables[profile.program] ** -0.5
         found += own
         weights += [(3.0 if profile.cluster == cluster else 1.0) * share] * len(own)
-    return learn(found, weights)
+    return replace(learn(found, weights), line_share=LINE_SHARE)
 
 
 def order(profile: Profile, kind: str, rng: random.Random) -> list[Observation]:

@@ -21,6 +21,7 @@ from ..capacity.roster import ElasticJob
 from ..config.settings import Settings
 from ..mechanisms.base import pause_s
 from ..optimizer.models import goodput
+from ..optimizer.models.throughput import ThroughputModel
 from ..optimizer.targets import Target
 from ..optimizer.weights import GroupShare
 from ..reports.evidence import Alternative, Evidence, OtherMove, PassedOver, RoomFor
@@ -240,6 +241,7 @@ def row_of_waiting(
 
 def _common(running: RunningJob, context: DecisionContext) -> Evidence:
     state, settings = running.state, context.settings
+    own = state.model if running.measured and isinstance(state.model, ThroughputModel) else None
     until = running.until if running.until is not None and running.until > context.now else None
     failed = state.last is not None and state.last.state != ResizeState.DONE
     weight, counts = running.job.request.weight, weight_of(running.job.request, settings)
@@ -253,6 +255,7 @@ def _common(running: RunningJob, context: DecisionContext) -> Evidence:
         pause_likely=True if state.pause_s is None and state.likely_pause_s is not None else None,
         horizon_s=context.member.view.horizon_s if context.member else settings.horizon_s,
         prior=(state.prior_words or None) if running.measured else None,
+        line_share=round(own.line_share, 2) if own is not None and own.form == "straight line" else None,
         unfitted=state.unfitted or None,
         last_report_age_s=_age(state.reported_at, context.now),
         pinned=state.pinned,

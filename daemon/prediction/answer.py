@@ -20,7 +20,7 @@ from ..models import cache
 from ..optimizer.errors import PlanInputError
 from ..reports.common import Viewer, visible_job
 from ..reports.predict import Prediction
-from .sizes import Basis, Measured, listed, predicted, samples_left
+from .sizes import Basis, Measured, listed, model_of, predicted, samples_left
 
 NEAREST = 3
 """Sizes that are named to somebody who asked for none that the job accepts."""
@@ -50,7 +50,7 @@ def predict(
     measured = Measured(request, rows, report, _reference(store, job_id, rows))
     basis = basis_of(job_id, query.type if elsewhere else None)
     try:
-        found = predicted(measured, sizes, basis, now)
+        model = model_of(measured, basis)
     except PlanInputError as error:
         raise NotFound(f"no throughput model can be made of the reports of job {job_id}: {error}") from None
     use = store.in_use(job_id)
@@ -66,10 +66,11 @@ def predict(
         reports=sum(row.count for row in rows),
         sizes_measured=len({row.gpus for row in rows}),
         prior=basis.prior.words,
+        line_share=round(model.line_share, 2),
         policy=basis.settings.policy,
         samples_left=samples_left(measured, report.batch, now) if report else None,
         input_wait_share=report.input_wait_share if report else None,
-        sizes=found,
+        sizes=predicted(model, measured, sizes, basis, now),
     )
 
 

@@ -77,9 +77,15 @@ def listed(request: ElasticRequest, known: Iterable[int], least: int, most: int)
     return [size for size in sizes if size in known or (size <= reach and size in ladder)]
 
 
-def predicted(measured: Measured, sizes: Sequence[int], basis: Basis, now: float) -> tuple[PredictedSize, ...]:
-    """A row for each size. Raises PlanInputError where no model can be made of what was measured."""
-    model = fit(cache.observations(measured.rows), basis.prior.prior)
+def model_of(measured: Measured, basis: Basis) -> ThroughputModel:
+    """The job's model. Raises PlanInputError where none can be made of what was measured."""
+    return fit(cache.observations(measured.rows), basis.prior.prior)
+
+
+def predicted(
+    model: ThroughputModel, measured: Measured, sizes: Sequence[int], basis: Basis, now: float
+) -> tuple[PredictedSize, ...]:
+    """A row for each size."""
     nodes = {size: _nodes(model, size, basis) for size in sizes}
     chosen = _best_batches(measured, model, nodes, basis)
     points = [(size, nodes[size], chosen[size]) for size in sizes]

@@ -68,6 +68,10 @@ class Evidence:
     prior: str | None = about(
         "what the model believes where nothing was measured, and from how many runs", default=None
     )
+    line_share: float | None = about(
+        "share of a straight line in the model's predictions, where that is most: it foretold the reports better",
+        default=None,
+    )
     unfitted: str | None = about("why no model can be made of the reports, in words that follow a colon", default=None)
     idle_gpus: int | None = about("GPUs of the pool that nobody held", default=None)
     pool: str | None = about("the pool's name: nodes whose GPUs can be given to the same jobs", default=None)

@@ -100,6 +100,11 @@ class Prediction:
     reports: int = about("reports that the model is made from")
     sizes_measured: int = about("sizes that they were at")
     prior: str = about("where what was not measured is taken from")
+    line_share: float | None = about(
+        "share of a straight line in what is predicted, by how well it foretold the reports; the rest is the step-time "
+        "form's",
+        default=None,
+    )
     policy: str = about("what the batches are chosen by")
     covers: float = about("share of cases expected within an interval", default=COVERS)
     samples_left: float | None = about("until its training ends; not known where its script does not say that")

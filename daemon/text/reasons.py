@@ -66,6 +66,15 @@ def bottleneck_text(kind: str, share: float, rank: int, node: str) -> str:
     return kind
 
 
+def model_text(line_share: float) -> str:
+    """What a job's throughput model is, by the straight line's share of what it predicts."""
+    if line_share > 0.5:
+        return (
+            f"a straight line foretold the reports better than the step-time form: it has {line_share:.0%} of the say"
+        )
+    return f"the step-time form has {1 - line_share:.0%} of the say, a straight line {line_share:.0%}"
+
+
 def bottleneck_remedy(kind: str) -> str:
     """What its user can do about it; empty where nothing is known."""
     return _REMEDY.get(kind, "")

@@ -15,6 +15,7 @@ from slurm_elastic.protocol.errors import ConfigError
 from ...reports.common import shown_id
 from ...reports.predict import PredictedSize, Prediction, PredictionErrors, ProgramErrors
 from ...reports.record import columns
+from ...text.reasons import model_text
 from .. import options
 
 DEFAULT = "GPUs,Batch,Samples/s,Interval,Step,Compute,Comm,Left,Pause,Observed,AtBatch,Off,Note"
@@ -88,6 +89,8 @@ def summary(found: Prediction) -> list[str]:
         f"job {shown_id(found)} {now}; predicted from {made}, the rest from {found.prior}",
         f"INTERVAL: samples/s in {found.covers:.0%} of cases; OFF: what the model says of OBSERVED, at AT_BATCH",
     ]
+    if found.line_share is not None:
+        lines.insert(1, f"model: {model_text(found.line_share)}")
     rows = [row for row in found.sizes if row.pause_s is not None and row.pause_from != "measured"]
     if rows:
         source = _FROM[any(row.pause_from == "others" for row in rows)]

@@ -19,6 +19,7 @@ from ...reports.common import shown_id
 from ...reports.evidence import Evidence
 from ...reports.explain import Decision, Explain, PastResize, ResizeProgress
 from ...reports.record import Column, about, columns
+from ...text.reasons import model_text
 from ...text.tables import clean
 from .. import options
 from . import phrases as words
@@ -185,6 +186,7 @@ def _decided(facts: Explain, cause: Decision) -> list[tuple[str, str]]:
         ("Share", parts.share(cause)),
         ("From", parts.source(facts, cause)),
         ("Prior", f"what was not measured is taken from {prior}" if prior else ""),
+        ("Model", model_text(cause.evidence.line_share) if cause.evidence.line_share else ""),
     ]
 
 

@@ -2,12 +2,13 @@
 
 Minimises sum_i ((ln T(theta) - ln t_i) / sigma_i)^2 + (theta - mean)' P (theta - mean) for each model; P is the
 precision of its prior. Models that are done leave the arrays while the others go on.
-Limit: a local minimum near the prior's mean; the covariance is Laplace's approximation.
+Limit: a local minimum near the prior's mean; covariance and evidence are Laplace's approximation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,14 +25,28 @@ FILLER: Point = (1.0, 1.0, 1.0, 1.0, 0.0, 0.0)
 """Pads a model's points to as many as the longest has; it weighs nothing."""
 
 
-def fit(points: Sequence[Sequence[Point]], mean: Array, precision: Array) -> tuple[Array, Array]:
-    """(theta, its covariance) of each model; `mean` and `precision` of each model's prior."""
+class Found(NamedTuple):
+    """Of each model."""
+
+    theta: Array
+    covariance: Array
+    evidence: Array
+    """ln of how probable the reports after the first were, given that one; a constant of the reports is left out."""
+
+
+def columns_of(points: Sequence[Sequence[Point]]) -> Array:
+    """The points of many models as one array, field x point x model."""
     longest = max(map(len, points))
-    gpus, nodes, micro, *others = np.array([[*rows, *[FILLER] * (longest - len(rows))] for rows in points]).T
-    columns = np.concatenate([factor_array(gpus, nodes, micro), others])  # each of them: point x model
+    return np.array([[*rows, *[FILLER] * (longest - len(rows))] for rows in points]).T
+
+
+def fit(points: Array, mean: Array, precision: Array) -> Found:
+    """The models of these points, as `columns_of` gives them; `mean` and `precision` of each model's prior."""
+    columns = np.concatenate([factor_array(*points[:3]), points[3:]])  # each of them: point x model
+    first = evidence(*_equations(mean, columns[:, :1], mean, precision))
     found, curvature = mean.copy(), precision.copy()
-    rows = np.arange(len(points))  # of the models that still move
-    damping, going = np.full(len(points), 1e-3), np.ones(len(points), dtype=bool)
+    rows, costs = np.arange(len(mean)), np.zeros(len(mean))  # rows: of the models that still move
+    damping, going = np.full(len(mean), 1e-3), np.ones(len(mean), dtype=bool)
     now: State = (mean, *_equations(mean, columns, mean, precision))
     for _ in range(ROUNDS):
         theta, cost, gradient, matrix = now
@@ -44,14 +59,22 @@ def fit(points: Sequence[Sequence[Point]], mean: Array, precision: Array) -> tup
         damping = np.where(better, np.maximum(1e-9, damping / 5), damping * 4)
         going &= ~settled & (damping <= 1e9)
         if 4 * np.count_nonzero(going) <= 3 * len(going):  # the few that take long do not make the others wait
-            found[rows], curvature[rows] = now[0], now[3]
+            found[rows], costs[rows], curvature[rows] = now[0], now[1], now[3]
             rows, columns, mean, precision = rows[going], columns[..., going], mean[going], precision[going]
             now, damping, going = tuple(value[going] for value in now), damping[going], going[going]
         if not len(rows):
             break
-    found[rows], curvature[rows] = now[0], now[3]
+    found[rows], costs[rows], curvature[rows] = now[0], now[1], now[3]
     covariance = np.linalg.inv(curvature)
-    return found, (covariance + np.swapaxes(covariance, 1, 2)) / 2
+    whole = evidence(costs, np.zeros_like(found), curvature)
+    return Found(found, (covariance + np.swapaxes(covariance, 1, 2)) / 2, whole - first)
+
+
+def evidence(cost: Array, gradient: Array, matrix: Array) -> Array:
+    """ln of how probable each model makes its points, by the parabola of (cost, gradient / 2, Gauss-Newton matrix)
+    somewhere; what depends on the points and the prior alone is left out."""
+    lowest = cost - (gradient * np.linalg.solve(matrix, gradient[..., None])[..., 0]).sum(1)
+    return -(lowest + np.linalg.slogdet(matrix)[1]) / 2
 
 
 def _replaced(old: State, new: State, better: Array) -> State:

@@ -76,5 +76,6 @@ def _maximised(models: Sequence[ThroughputModel], share: Array, base: Prior, kep
         slope=as_tuples((1 - kept) * slope + kept * np.array(base.slope)),
         at=as_tuples(at),
         spread=as_tuples(np.sqrt(variance)),
+        line_share=(1 - kept) * float(share @ [m.line_share for m in models]) + kept * base.line_share,
         runs=len(models),
     )

@@ -25,6 +25,8 @@ FEATURES = 2
 REACH = 3.0
 """Standard deviations of x that the slope is followed for: further out nobody has seen how it goes on."""
 
+LINE_SHARE = 1 / 3
+
 
 @dataclass(frozen=True, slots=True)
 class Prior:
@@ -40,6 +42,8 @@ class Prior:
     """Relative 1-sigma of one observation of weight 1 about the form, inside a node: the form's own error included."""
     noise_apart: float = 0.2
     """The same on several nodes."""
+    line_share: float = LINE_SHARE
+    """How probable it is that a straight line in logarithms foretells a job better than the form with this prior."""
     runs: int = 0
     """What it was learned from; 0: assumed."""
 
@@ -64,8 +68,12 @@ def precision(prior: Prior, scale_known: bool) -> Array:
 
 
 def from_plain(values: Mapping[str, Any]) -> Prior:
-    """A stored prior: its fields by name, arrays as lists. Raises PlanInputError for anything that is not a prior."""
+    """A stored prior: its fields by name, arrays as lists. Raises PlanInputError for anything that is not a prior.
+
+    One that a release without straight lines has stored has none: it gets what is assumed of them.
+    """
     try:
+        values = {"line_share": LINE_SHARE, **values}
         prior = Prior(**{item.name: as_tuples(values[item.name]) for item in fields(Prior)})
         numbers = [*prior.mean, *prior.at, *prior.spread, prior.noise, prior.noise_apart]
         numbers += [x for row in (*prior.covariance, *prior.slope) for x in row]
@@ -74,6 +82,8 @@ def from_plain(values: Mapping[str, Any]) -> Prior:
             raise ValueError("its shape is another version's")
         if not all(math.isfinite(x) for x in numbers) or min(*prior.spread, prior.noise, prior.noise_apart) <= 0:
             raise ValueError("it holds a number that is not finite or not positive")
+        if not 0 < prior.line_share < 1:
+            raise ValueError("its share of straight lines is not between 0 and 1")
         np.linalg.cholesky(prior.covariance)
     except (KeyError, TypeError, ValueError) as error:
         raise PlanInputError(f"a stored prior cannot be used: {type(error).__name__}: {error}") from None

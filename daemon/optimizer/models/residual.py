@@ -1,6 +1,6 @@
-"""What was measured is kept as measured: the form's misses where a job reported, believed less the further away.
+"""What was measured is kept as measured: what form and line miss where a job reported, believed less the further away.
 
-    ln T = ln form + c      c = sigma(x) sum_j near(x, j) sigma_j (W r)_j      r = ln measured - ln formed
+    ln T = ln formed + c      c = sigma(x) sum_j near(x, j) sigma_j (W r)_j      r = ln measured - ln formed
     W = (K + noise)^-1      K_ij = sigma_i sigma_j near(i, j)
     near: the smaller number of GPUs over the larger, times the same of the micro batches, times the same of the micro
     batches a step; half of that between one node and several
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from . import straight_line
 from .configurations import Configurations
 from .step_time import Array, N, Number, factor_array, log_step_time, parameter_array
 
@@ -46,26 +47,38 @@ class Misses:
     weight: Array
     """sigma W sigma, n x n."""
     lean: Array
-    """J W sigma, 7 x n: near what was measured, the prediction follows the coordinates less."""
+    """J W sigma, 8 x n: near what was measured, the prediction follows the coordinates less, and the line no more than
+    the form. J: the slope of ln form in the seven coordinates, and ln line - ln form."""
 
-    def factor(self, gpus: float, nodes: float, micro: float, accumulation: float) -> float:
-        """Measured over formed step time at one configuration; positive and finite."""
+    def factor(self, gpus: float, nodes: float, micro: float, accumulation: float, more: float = 0.0) -> float:
+        """Measured over formed step time at one configuration, times e^more; positive and finite."""
         several, miss = gpus > 1 and nodes > 1, 0.0
         for pull, k, spread, m, steps in self.at.T.tolist():
             close = min(k / gpus, gpus / k) * min(m / micro, micro / m)
             close *= min(steps / accumulation, accumulation / steps)
             miss += pull * (close if several == spread else ACROSS * close)
-        return math.exp(max(-LARGEST, min(LARGEST, miss * (self.apart if several else self.inside))))
+        miss = more + miss * (self.apart if several else self.inside)
+        return math.exp(max(-LARGEST, min(LARGEST, miss)))
 
 
-def misses(at: Array, seen: Array, noise: Array, theta: Array, sigmas: Sequence[tuple[float, float]]) -> list[Misses]:
+def misses(
+    at: Array,
+    seen: Array,
+    noise: Array,
+    theta: Array,
+    lines: tuple[Array, Array],
+    sigmas: Sequence[tuple[float, float]],
+) -> list[Misses]:
     """Those of many models with as many points each.
 
     `at`: models x 4 x n, of each point GPUs, nodes, micro batch, micro batches a step. `seen`, `noise`: models x n, ln
-    of the step time relative to the scale, and the variance of its noise. `theta`: models x 7. `sigmas`: inside, apart.
+    of the step time relative to the scale, and the variance of its noise. `theta`: models x 7. `lines`: the straight
+    lines, models x 4, and their shares. `sigmas`: inside, apart.
     """
     gpus, nodes, micro, steps = columns = at.transpose(1, 2, 0)  # each: point x model
     formed, slope = log_step_time(parameter_array(theta.T[:, None]), factor_array(gpus, nodes, micro), steps)
+    gap = straight_line.gap(lines[0].T[:, None], columns, formed)
+    formed, slope = formed + lines[1] * gap, np.concatenate([slope, gap[None]])
     several = ((gpus > 1) & (nodes > 1)).T
     inside, apart = np.array(sigmas).T
     sigma = np.where(several, apart[:, None], inside[:, None])
@@ -85,11 +98,13 @@ def misses(at: Array, seen: Array, noise: Array, theta: Array, sigmas: Sequence[
     ]
 
 
-def factors_of(each: Sequence[Misses], at: Configurations, micro: Array, accumulation: Number, unit: Array) -> Array:
-    """`factor` of each model at its own configurations, batch x size; `micro`: in samples, `unit`: the micro batch that
-    each model's are relative to; `accumulation` may be 1 for all."""
+def factors_of(
+    each: Sequence[Misses], at: Configurations, micro: Array, accumulation: Number, unit: Array, more: Array
+) -> Array:
+    """`factor` of each model at its own configurations, batch x size, in place of `more`; `micro`: in samples, `unit`:
+    the micro batch that each model's are relative to; `accumulation` may be 1 for all."""
     lengths, several = at.sizes[1:] - at.sizes[:-1], (at.gpus > 1) & (at.nodes > 1)
-    sigma, miss = np.where(several, *_sigmas(each).T.repeat(lengths, axis=1)), np.zeros(at.batch.shape)
+    sigma, miss = np.where(several, *_sigmas(each).T.repeat(lengths, axis=1)), more
     for point in _stacked(each):  # each: of the models, at their first point, second, ...
         point[3] *= unit
         pull, k, spread, m, steps = point.repeat(lengths, axis=1)
@@ -102,11 +117,11 @@ def factors_of(each: Sequence[Misses], at: Configurations, micro: Array, accumul
     return np.exp(miss, out=miss)
 
 
-def variances_of(each: Sequence[Misses], places: Array, slope: Array, covariance: Array) -> Array:
-    """Of ln T, models x configurations: of what the form misses there, and of the coordinates.
+def variances_of(each: Sequence[Misses], places: Array, slope: Array, covariance: Array, apart: Array) -> Array:
+    """Of ln T, models x configurations: of what form and line miss there, of the coordinates, and of which is right.
 
-    `places`: 4 x models x configurations (GPUs, nodes, micro batch, micro batches a step); `slope`: of ln form in the
-    coordinates, models x 7 x configurations; `covariance`: theirs, models x 7 x 7.
+    `places`: 4 x models x configurations (GPUs, nodes, micro batch, micro batches a step); `slope`: J there, models x 8
+    x configurations; `covariance`: of the coordinates, models x 7 x 7; `apart`: w (1 - w) of each model.
     """
     gpus, nodes, micro, steps = places
     several = (gpus > 1) & (nodes > 1)
@@ -117,13 +132,14 @@ def variances_of(each: Sequence[Misses], places: Array, slope: Array, covariance
         for _, k, spread, m, a in _stacked(each)
     ], 1)  # fmt: skip
     count = close.shape[1]
-    weight, lean = np.zeros((len(each), count, count)), np.zeros((len(each), N, count))
+    weight, lean = np.zeros((len(each), count, count)), np.zeros((len(each), N + 1, count))
     for i, own in enumerate(each):
         n = own.at.shape[1]
         weight[i, :n, :n], lean[i, :, :n] = own.weight, own.lean
     unknown = sigma**2 - (close * (weight @ close)).sum(1)
     left = slope - lean @ close
-    return np.maximum(0.0, unknown) + np.maximum(0.0, (left * (covariance @ left)).sum(1))
+    own, gap = left[:, :N], left[:, N]
+    return np.maximum(0.0, unknown) + np.maximum(0.0, (own * (covariance @ own)).sum(1)) + apart[:, None] * gap**2
 
 
 def _stacked(each: Sequence[Misses]) -> Array:

@@ -81,13 +81,17 @@ def sync_time(p: Sequence[Number], gpus: Number, nodes: Number) -> Number:
     return p[2] * factors[2] + p[3] * factors[3] + p[4] * factors[4] + p[5] * factors[5]
 
 
-def overlapped(compute: Number, sync_power: Number, gamma: Number, accumulation: Number) -> Number:
-    """T, from G and S^gamma."""
+def overlapped(compute: Number, sync_power: Number, gamma: Number, accumulation: Number, power: Number = 1.0) -> Number:
+    """T^power, from G and S^gamma."""
     whole = compute**gamma  # in place from here on: a new array of every step takes longer than what is computed
     whole += sync_power
+    once = whole ** (power / gamma)
+    if np.ndim(accumulation) == 0 and accumulation == 1:
+        return once
     whole **= 1 / gamma
     whole += (accumulation - 1) * compute
-    return whole
+    whole **= power
+    return np.where(accumulation == 1, once, whole)  # to the last bit what is returned above
 
 
 def step_time(p: Parameters, gpus: Number, nodes: Number, micro: Number, accumulation: Number) -> Number:

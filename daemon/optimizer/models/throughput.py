@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from ..errors import PlanInputError
 from . import fit as map_fit
+from . import straight_line
 from .configurations import Configurations, of_points
 from .observation import Observation, check_size, checked
 from .prior import Prior, precision
@@ -38,9 +40,6 @@ from .step_time import (
 SHARE_NOISE = 0.1
 """Relative 1-sigma about a step of one GPU of the rest of a step without its communication: GPUs of one node cost each
 other -8 to +20 % in measured tables."""
-WIDER = 1.1
-"""By how much intervals are wider than a normal distribution learned from few programs says: with it, those that claim
-80 % hold about as much in measured tables of programs that it was not learned from."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,8 +64,12 @@ class ThroughputModel:
     sizes_seen: tuple[int, ...]
     seen: tuple[tuple[int, int, float], ...]
     """(GPUs, nodes, sum of weights) of each placement measured."""
+    line: straight_line.Line
+    """The straight line's, in the same units."""
+    line_share: float
+    """What share of a prediction the straight line has, by how well it foretold the reports; 0 to 1."""
     misses: Misses
-    """What the form misses where it was measured."""
+    """What form and line miss where it was measured."""
 
     def step_time(self, gpus: int, nodes: int, batch: int) -> float:
         """Seconds of one optimizer step over `batch` samples on `gpus` GPUs of `nodes` nodes; positive and finite."""
@@ -74,8 +77,9 @@ class ThroughputModel:
         share = batch / gpus
         accumulation = max(1, math.ceil(share / self.micro_limit)) if self.micro_limit else 1
         micro = share / accumulation / self.micro
-        formed = self.scale_s * float(step_time(self.parameters, gpus, nodes, micro, accumulation))
-        return formed * self.misses.factor(gpus, nodes, micro, accumulation)
+        formed = math.pow(step_time(self.parameters, gpus, nodes, micro, accumulation), 1.0 - self.line_share)
+        line = self.line_share * straight_line.log_time(self.line, gpus, nodes, micro, accumulation)
+        return self.scale_s * formed * self.misses.factor(gpus, nodes, micro, accumulation, line)
 
     def throughput(self, gpus: int, nodes: int, batch: int) -> float:
         """Samples per second."""
@@ -110,6 +114,11 @@ class ThroughputModel:
         return sigmas
 
     @property
+    def form(self) -> Literal["step time", "straight line"]:
+        """Which of the two has the larger share of a prediction."""
+        return "straight line" if self.line_share > 0.5 else "step time"
+
+    @property
     def jitter(self) -> float:
         """Relative 1-sigma by which a curve refitted from as many new reports would differ, where it was measured."""
         total = sum(weight for _, _, weight in self.seen)
@@ -118,21 +127,35 @@ class ThroughputModel:
 
 def throughputs_of(models: Sequence[ThroughputModel], at: Configurations) -> Array:
     """Samples per second of each model at its own configurations: batch x size."""
-    own = np.array([(*m.parameters, m.scale_s, m.micro, m.micro_limit) for m in models]).T
+    own = np.array([(*m.parameters, m.scale_s, m.micro, m.micro_limit, m.line_share, *m.line) for m in models]).T
     own[1] /= own[8]  # time a sample, from time a micro batch of the first size measured
+    own[11] -= own[12] * straight_line.log(own[8])
+    own[11:] *= own[10]
     of_size = own.repeat(at.sizes[1:] - at.sizes[:-1], axis=1)
-    alpha, beta, gamma, scale, limit = of_size[[0, 1, 6, 7, 9]]
+    alpha, beta, gamma, scale, limit, share = of_size[[0, 1, 6, 7, 9, 10]]
     micro, accumulation = at.batch / at.gpus, 1.0
     if own[9].any():
         accumulation = np.maximum(1.0, np.ceil(micro / np.where(limit > 0, limit, np.inf)))
         micro /= accumulation
-    factors = factors_of([m.misses for m in models], at, micro, accumulation, own[8])
+    more = _lined(of_size[11:], at, micro)
+    if np.ndim(accumulation):
+        more += share * straight_line.log(accumulation)
+    factors = factors_of([m.misses for m in models], at, micro, accumulation, own[8], more)
     micro *= beta
     micro += alpha
-    times = overlapped(micro, sync_time(of_size, at.gpus, at.nodes) ** gamma, gamma, accumulation)
+    times = overlapped(micro, sync_time(of_size, at.gpus, at.nodes) ** gamma, gamma, accumulation, 1.0 - share)
     times *= scale
     times *= factors
     return np.divide(at.batch, times, out=times)
+
+
+def _lined(line: Array, at: Configurations, micro: Array) -> Array:
+    """The straight line at each configuration, batch x size, for one micro batch a step."""
+    a, b, c, d = line
+    lined = straight_line.log(micro)
+    lined *= b
+    lined += a + c * straight_line.log(at.gpus) + d * ((at.gpus > 1) & (at.nodes > 1))
+    return lined
 
 
 def uncertainties_of(models: Sequence[ThroughputModel], gpus: Array, nodes: Array, ends: Array) -> Array:
@@ -145,14 +168,17 @@ def uncertainties_of(models: Sequence[ThroughputModel], gpus: Array, nodes: Arra
 def _sigmas_of(models: Sequence[ThroughputModel], places: Array, ends: Array) -> Array:
     """The same at (GPUs, nodes, micro batch relative to the model's, micro batches a step), 4 x configurations."""
     lengths = ends[1:] - ends[:-1]
-    own = np.array([m.parameters for m in models]).T.repeat(lengths, axis=1)
-    _, slope = log_step_time(own, factor_array(*places[:3]), places[3])
+    own = np.array([(*m.parameters, *m.line) for m in models]).T.repeat(lengths, axis=1)
+    formed, slope = log_step_time(own[:N], factor_array(*places[:3]), places[3])
+    slope = np.concatenate([slope, straight_line.gap(own[N:], places, formed)[None]])
     rows, column = np.arange(len(models)).repeat(lengths), np.arange(places.shape[1]) - ends[:-1].repeat(lengths)
-    each = np.zeros((len(models), N, int(lengths.max(initial=0))))  # one product for each model
+    each = np.zeros((len(models), N + 1, int(lengths.max(initial=0))))  # one product for each model
     theirs = np.ones((4, len(models), each.shape[2]))
     each[rows, :, column], theirs[:, rows, column] = slope.T, places
-    variances = variances_of([m.misses for m in models], theirs, each, np.array([m.covariance for m in models]))
-    return WIDER * np.sqrt(variances[rows, column])
+    share = np.array([m.line_share for m in models])
+    covariance = np.array([m.covariance for m in models])
+    variances = variances_of([m.misses for m in models], theirs, each, covariance, share * (1.0 - share))
+    return np.sqrt(variances[rows, column])
 
 
 def fit(observations: Sequence[Observation], prior: Prior | None = None) -> ThroughputModel:
@@ -174,9 +200,13 @@ def fit_many(
     points, noise = zip(*[_points(rows, prior) for rows, prior in zip(measured, each, strict=True)], strict=True)
     means = [prior.mean_for(*_scale(rows[0])) for prior, rows in zip(each, measured, strict=True)]
     precisions = [precision(prior, _scale_known(rows[0])) for prior, rows in zip(each, measured, strict=True)]
-    theta, covariance = map_fit.fit(points, np.array(means), np.array(precisions))
-    kept = _misses(points, noise, theta, each)
-    return [_model(*found) for found in zip(measured, theta.tolist(), covariance, kept, strict=True)]
+    columns = map_fit.columns_of(points)
+    theta, covariance, form = map_fit.fit(columns, np.array(means), np.array(precisions))
+    lines, line = straight_line.fit(columns)
+    shares = straight_line.shares(np.array([prior.line_share for prior in each]), line, form)
+    kept = _misses(points, noise, theta, (lines, shares), each)
+    found = zip(measured, theta.tolist(), covariance, lines.tolist(), shares.tolist(), kept, strict=True)
+    return [_model(*one) for one in found]
 
 
 def fit_each(jobs: Sequence[Sequence[Observation]], priors: Sequence[Prior]) -> list[ThroughputModel | PlanInputError]:
@@ -226,7 +256,11 @@ def _points(observations: Sequence[Observation], prior: Prior) -> tuple[list[map
 
 
 def _misses(
-    points: Sequence[Sequence[map_fit.Point]], noise: Sequence[Sequence[float]], theta: Array, priors: Sequence[Prior]
+    points: Sequence[Sequence[map_fit.Point]],
+    noise: Sequence[Sequence[float]],
+    theta: Array,
+    lines: tuple[Array, Array],
+    priors: Sequence[Prior],
 ) -> list[Misses]:
     """What each model misses at its points, computed together for those of as many points."""
     found: dict[int, Misses] = {}
@@ -238,7 +272,8 @@ def _misses(
         at = np.array([[points[i][j] for j in own] for i, own in zip(members, best, strict=True)]).transpose(0, 2, 1)
         unsure = np.array([[noise[i][j] for j in own] for i, own in zip(members, best, strict=True)])
         sigmas = [(priors[i].noise, priors[i].noise_apart) for i in members]
-        found |= zip(members, misses(at[:, :4], at[:, 4], unsure, theta[members], sigmas), strict=True)
+        own_lines = lines[0][members], lines[1][members]
+        found |= zip(members, misses(at[:, :4], at[:, 4], unsure, theta[members], own_lines, sigmas), strict=True)
     return [found[i] for i in range(len(points))]
 
 
@@ -250,7 +285,14 @@ def _weight(observation: Observation, prior: Prior) -> float:
     return 1.0 / (noise**2 * (0.25 + 0.75 / observation.weight))
 
 
-def _model(observations: Sequence[Observation], theta: list[float], covariance: Array, kept: Misses) -> ThroughputModel:
+def _model(
+    observations: Sequence[Observation],
+    theta: list[float],
+    covariance: Array,
+    line: list[float],
+    share: float,
+    kept: Misses,
+) -> ThroughputModel:
     """The model of a finished fit."""
     scale, micro = _scale(observations[0])
     accumulates = any(o.accumulation > 1 for o in observations)
@@ -267,5 +309,7 @@ def _model(observations: Sequence[Observation], theta: list[float], covariance: 
         gpus_per_node=max(-(-o.gpus // o.nodes) for o in observations),
         sizes_seen=tuple(sorted({o.gpus for o in observations})),
         seen=tuple((gpus, nodes, total) for (gpus, nodes), total in sorted(seen.items())),
+        line=(line[0], line[1], line[2], line[3]),
+        line_share=share,
         misses=kept,
     )

@@ -303,12 +303,13 @@ def test_a_later_move_of_a_resized_job_is_told_beside_its_last(story: Store, vie
 def test_what_is_predicted_is_told_from_what_is_measured(store: Store, viewer: Callable[..., Any]) -> None:
     """A move to a size never seen says so, how sure the model is, and which earlier runs it takes the rest from."""
     evidence = {"reports_from": 9, "reports_to": 0, "modelled": True, "doubt": 0.18,
-                "prior": "3 earlier runs of train.py on a100"}  # fmt: skip
+                "prior": "3 earlier runs of train.py on a100", "line_share": 0.83}  # fmt: skip
     steady(store, gpus_to=4, batch_to=512, reason="grow_share", gain=0.5, evidence=evidence)
     text = " ".join(" ".join(render(reports.explain(store, 7, viewer(0, admin=True), NOW))).split())
     assert "9 reports at 2 GPUs, no reports at 4 GPUs" in text
     assert "the target's throughput is the model's, give or take 18%, not measured" in text
     assert "Prior what was not measured is taken from 3 earlier runs of train.py on a100" in text
+    assert "Model a straight line foretold the reports better than the step-time form: it has 83% of the say" in text
 
 
 @pytest.mark.parametrize(

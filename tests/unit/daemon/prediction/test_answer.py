@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from sample_history import ALICE, BOB, END, acted, rate
 
+from slurm_elastic.daemon.cli.commands.predict import summary
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.models.priors import SHIPPED
 from slurm_elastic.daemon.prediction.answer import predict
@@ -54,6 +55,15 @@ def test_a_row_is_consistent(history: Store) -> None:
         assert row.samples_per_s_low is not None and row.samples_per_s_high is not None
         assert 0 < row.samples_per_s_low < row.samples_per_s < row.samples_per_s_high
     assert (answer.reports, answer.sizes_measured, answer.prior) == (163, 5, SHIPPED.words)
+
+
+def test_the_answer_says_how_much_of_it_is_a_straight_lines(history: Store) -> None:
+    """A sentence below the table, and what an older daemon does not say is not said."""
+    answer = asked(history, 11)
+    assert answer.line_share is not None and 0 <= answer.line_share <= 1
+    stepped_back, of_before = (summary(replace(answer, line_share=share)) for share in (0.9, None))
+    assert any("a straight line foretold the reports better" in line and "90%" in line for line in stepped_back)
+    assert not any("straight line" in line for line in of_before)
 
 
 def test_sizes_are_chosen(history: Store) -> None:

@@ -14,6 +14,7 @@ from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.prior import ASSUMED
 from slurm_elastic.daemon.optimizer.models.residual import ACROSS, MOST
 from slurm_elastic.daemon.optimizer.models.step_time import parameters, step_time
+from slurm_elastic.daemon.optimizer.models.straight_line import log_time
 from slurm_elastic.daemon.optimizer.models.throughput import (
     ThroughputModel,
     fit,
@@ -38,8 +39,10 @@ def at_32(model: ThroughputModel, gpus: int, nodes: int) -> float:
 
 
 def formed(model: ThroughputModel, gpus: int, nodes: int) -> float:
-    """The same by the form alone."""
-    return model.scale_s * float(step_time(model.parameters, gpus, nodes, 32 / model.micro, 1.0))
+    """The same by form and line, without what was kept."""
+    micro, share = 32 / model.micro, model.line_share
+    form = math.log(float(step_time(model.parameters, gpus, nodes, micro, 1.0)))
+    return model.scale_s * math.exp((1 - share) * form + share * log_time(model.line, gpus, nodes, micro, 1.0))
 
 
 def test_what_was_measured_is_predicted_as_measured() -> None:
@@ -99,6 +102,21 @@ def test_many_models_at_once_predict_what_each_does_alone() -> None:
         first = round(model.micro)
         if not model.micro_limit:
             assert alone == pytest.approx(model.sigmas([(int(k), -(-int(k) // 4), int(k) * first) for k in sizes]))
+
+
+def test_a_speed_is_the_same_to_the_last_bit_whoever_is_asked_with_it() -> None:
+    """A round predicts for those that changed, the next for all: what has not changed must not seem to."""
+    rng = random.Random(6)
+    models = fit_many([made_up(rng) for _ in range(40)])
+    each = [
+        of_points([(k, -(-k // 4), 64 * k * j) for k in (1, 2, 8) for j in range(1, rng.randint(2, 5))]) for _ in models
+    ]
+    whole = together(each)
+    speeds, doubts = throughputs_of(models, whole), uncertainties_of(models, whole.gpus, whole.nodes, whole.sizes)
+    for j, (model, own) in enumerate(zip(models, each, strict=True)):
+        there = slice(whole.sizes[j], whole.sizes[j + 1])
+        assert throughputs_of([model], own).tolist() == speeds[:, there].tolist()
+        assert uncertainties_of([model], own.gpus, own.nodes, own.sizes).tolist() == doubts[there].tolist()
 
 
 def test_intervals_cover_what_they_claim() -> None:
