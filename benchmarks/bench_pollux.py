@@ -51,12 +51,9 @@ class Row:
     """The artifact's policy, if it is that; at 30 s a move."""
 
 
-def _ours(words: str, pause_s: float = 5.0, batch_pause_s: float | None = None, **more: Any) -> Row:
+def _ours(words: str, pause_s: float = 5.0, **more: Any) -> Row:
     settings = replace(SHIPPED, **more.pop("settings", {}))
-    paid = pause_s if batch_pause_s is None else batch_pause_s
-    return Row(
-        f"{words}, {pause_s:g} s a move", pollux_daemon.Ours(settings, pause_s=pause_s, batch_pause_s=paid, **more)
-    )
+    return Row(f"{words}, {pause_s:g} s a move", pollux_daemon.Ours(settings, pause_s=pause_s, **more))
 
 
 ROWS = {
@@ -68,7 +65,7 @@ ROWS = {
     "ours-30": _ours("as shipped", 30.0),
     "ours": _ours("as shipped"),
     "no-history": _ours("programs not learned at jobs' ends", history=False),
-    "free-batch": _ours("the batch alone for free", batch_pause_s=0.0),
+    "paid-batch": _ours("the batch alone as a move", batch_pause_s=5.0),
     "alike": _ours("shorter_first = 0", settings={"shorter_first": 0.0}),
     "wrong-work": _ours("remaining work wrong by up to two", work_error=2.0),
     "tuned": _ours("scripts ask for the tuned sizes", asked="tuned"),

@@ -48,7 +48,7 @@ class Ours:
     learned: bool = True
     """From reports; else it has the true curves."""
     pause_s: float = 30.0
-    batch_pause_s: float = 30.0
+    batch_pause_s: float = 0.0
     """Of a change of the batch alone."""
     asked: str = "one"
     """What a script asks Slurm for: one GPU, or the workload's tuned size."""
@@ -161,7 +161,8 @@ class Daemon(Elastic):
 
     def __init__(self, trace: Sequence[TraceJob], programs: dict[str, Program], ours: Ours, of: Callable[[str], Any]):
         rows = [asks(row, ours.asked) for row in trace]
-        settings = SimulationSettings(NODES * PER_NODE, PER_NODE, pause_s=ours.pause_s, learned=ours.learned)
+        pauses = {"pause_s": ours.pause_s, "batch_pause_s": ours.batch_pause_s}
+        settings = SimulationSettings(NODES * PER_NODE, PER_NODE, learned=ours.learned, **pauses)
         super().__init__(prepare(rows, programs, settings)[0], ours.settings.policy, settings)
         self.rules, self.ours, self.of = ours.settings, ours, of
         self.states = Reports(settings, ours, lambda i: of(self.jobs[i].trace.job_id))

@@ -51,14 +51,18 @@ def test_grows_by_a_companion_and_shrinks_in_place(start: Callable[..., Training
         companion = grown.pieces[1]
         assert job.field("JobName", companion.slurm_job_id) == f"selastic-{job.id}"
         assert job.field("Comment", companion.slurm_job_id) == f"selastic:companion-of={job.id};resize=1"
+        daemon.order(2, job.id, grown.pieces, batch=40)
+        changed = daemon.wait_phase(2, "running")
+        assert (changed.batch, changed.pieces, changed.generation) == (40, grown.pieces, grown.generation + 1)
+        assert [told for told in daemon.told() if told[0] == 2] == [(2, "accepted"), (2, "running")]
         left = Piece(job.id, "base", base.nodes[:1], 1)
-        daemon.order(2, job.id, (left,), batch=32)
-        assert daemon.wait_phase(2, "running").pieces[0].nodes == left.nodes
+        daemon.order(3, job.id, (left,), batch=32)
+        assert daemon.wait_phase(3, "running").pieces[0].nodes == left.nodes
         job.slurm("scontrol", "update", f"JobId={job.id}", f"NodeList={left.nodes[0]}")
         job.slurm("scancel", str(companion.slurm_job_id))
         wait_until(lambda: not job.others(), 30, job.others)
-        daemon.order(3, job.id, daemon.phases[-1].pieces, (Shape(1, 1, 1),), batch=16)
-        daemon.wait_phase(3, "running")
+        daemon.order(4, job.id, daemon.phases[-1].pieces, (Shape(1, 1, 1),), batch=16)
+        daemon.wait_phase(4, "running")
         job.go()
         job.ends(timeout=120)
         wait_until(lambda: not job.others(), 30, job.others)
