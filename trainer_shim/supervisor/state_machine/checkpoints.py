@@ -97,11 +97,14 @@ class Checkpoints(Part):
         self._context.report_phase(0, CHECKPOINTED, counters=cost, every_s=now[0])
 
     def _world_runs(self, event: events.WorldRuns) -> None:
-        """A new world has its full time; where a checkpoint is wanted it is asked again."""
+        """A new world has its full time: its state was saved where it began. Where a checkpoint is wanted it is asked
+        again."""
+        world = self._context.world
         if self._without_since is None:
             self._without_since = self._context.now
         self._warn_if_long()
-        self._wait()
+        if world is None or not world.in_place:
+            self._wait()
         if self._context.requeue_id:
             self._context.ask_for_checkpoint()
 

@@ -275,6 +275,7 @@ class SupervisorContext:
         self.generation += 1
         self.do(actions.RecordGeneration(self.generation))
         same = self.world is not None and source == "survivor" and members == self.world.members
+        in_place = same and all(self.workers[name].takes_batches for name in members)
         common: Message = {
             "type": "world",
             "generation": self.generation,
@@ -287,13 +288,13 @@ class SupervisorContext:
             "first_step_s": self.limits.first_step_s,
             "report_s": self.report_every_s,
             "end_s": self.limits.end_s,
-            "in_place": same and all(self.workers[name].takes_batches for name in members),
+            "in_place": in_place,
         }
         for rank, name in enumerate(members):
             self.do(actions.Send(name, {**common, "rank": rank, "leave": False}))
         for worker in leavers:
             self.do(actions.Send(worker.name, {**common, "rank": -1, "leave": True}))
-        return WorkerGroup(self.generation, members, batch, source)
+        return WorkerGroup(self.generation, members, batch, source, in_place)
 
     def enter(self, world: WorkerGroup, pieces: tuple[Piece, ...]) -> None:
         """This world has done its first step: it is what trains now."""

@@ -66,6 +66,8 @@ class WorkerGroup:
     members: tuple[str, ...]
     batch: int
     source: str
+    in_place: bool = False
+    """It is the group before it, with another batch."""
 
 
 def agents_of(pieces: Iterable[Piece]) -> list[AgentKey]:

@@ -172,15 +172,17 @@ def test_the_same_script_under_torchrun(
 
 @pytest.mark.parametrize("framework", SCRIPTS)
 def test_the_rate_follows_the_batch(start: Start, framework: str) -> None:
-    """With another global batch the steps are fewer, the samples the same, and the log says batch and rate."""
+    """With another global batch, in place and by a new world, the steps are fewer, the samples the same, and the log
+    says batch and rate."""
     control = start(framework, "--hold-from", "0", "--lr", "sqrt")
     control.start("a", "b")
-    control.resize("a", "b", batch=80)
+    control.rebatch(80)
+    control.resize("a", "b", batch=60)
     assert control.exits("a", "b") == [0, 0], control.story()
     found = audit.check(control.audit, samples=403, epochs=3)
     assert found.ok and found.steps < 63
     log = (control.directory / "a.log").read_text()
-    assert "batch 20 -> 80 on 2 GPUs" in log and "(sqrt)" in log
+    assert "batch 20 -> 80 on 2 GPUs" in log and "batch 80 -> 60 on 2 GPUs" in log and "(sqrt)" in log
 
 
 WRONG = """

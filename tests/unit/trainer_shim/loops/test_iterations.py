@@ -64,14 +64,18 @@ def test_resized_iterations_equal_undisturbed_ones(
     zygote: Zygote, begin: Start, tmp_path: Path, end: tuple[str, ...]
 ) -> None:
     """1 -> 3 -> 2 -> 3 -> 1 workers, rank 0 replaced, 7 micro batches that do not divide: each micro batch of each
-    iteration once, with the samples, parameters, schedule, variables and evaluations of a run in one process."""
+    iteration once, with the samples, parameters, schedule, variables and evaluations of a run in one process. Another
+    batch is answered, and is not taken."""
     control = begin("--hold-from", "0", "--pace", "0.01", *end)
     control.start("a")
-    for names in ("abc", "bc", "cde", "e"):
+    for names in ("abc", "bc", "cde"):
         control.resize(*names)
+    control.rebatch(99)
+    control.resize("e")
     assert control.exits(*"abcde") == [0] * 5, control.story()
     found = audit.check(control.audit, samples=7, epochs=60)
-    assert found.ok and found.worlds == 5, (found, control.story())
+    assert found.ok and found.worlds == 6, (found, control.story())
+    assert "a loop of the script's own keeps its batch" in control.story()
     ours, theirs = result(tmp_path), undisturbed(zygote, tmp_path, *end)
     assert difference(ours, theirs) < 1e-12
     assert ours["iter_num"] == 60

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from supervisor_harness import Drive
+from supervisor_harness import BASE, Drive
 
 from slurm_elastic.protocol.messages import CHECKPOINTED
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import ReportPhase, Send
@@ -56,3 +56,13 @@ def test_without_failures_the_default_stands() -> None:
     drive(Registered(5.0, node_failure_s=40_000.0))
     saved(drive)
     assert told(drive) == []
+
+
+def test_a_change_of_batch_puts_no_checkpoint_off() -> None:
+    """Nothing is saved where the batch alone changes: the next checkpoint comes when it would have come."""
+    drive = Drive().up(takes_batches=True)
+    drive.wait(590.0)
+    drive.order(1, (BASE,), batch=128)
+    drive.running(2)
+    assert drive.context.batch == 128
+    assert drive.wait(15.0) == [Send("10.n1.0", {"type": "checkpoint"})]
