@@ -380,21 +380,26 @@ class Rounds:
         return done
 
     def _begin_resizes(self, plan: Plan, now: float) -> None:
-        """Begin the resizes of a plan; each is on the disk before its supervisor can see it."""
-        if self.mode != "act":
+        """Begin the resizes of a plan: all are on the disk before a supervisor can see one."""
+        if self.mode != "act" or not plan.resizes:
             return
-        for resize in plan.resizes:
-            try:
-                begun = self.store.begin_resize(resize, now)
-            except StoreError as error:
-                log.warning("job %d: no resize begins: %s", resize.job_id, error, extra={"JOB": resize.job_id})
-                continue
-            self._nonstarters.gives(begun.job_id, (met for met in plan.met if begun.job_id in met.givers))
-            detail = {"resize": begun.id, "gpus": begun.gpus, "batch": begun.batch, "reason": begun.reason}
-            self.store.add_event(begun.job_id, EventKind.RESIZE_ISSUED, "selasticd", detail, now)
-            about = {"JOB": begun.job_id, "RESIZE": begun.id}
-            log.info("job %d: resize %d to %d GPUs begins", begun.job_id, begun.id, begun.gpus, extra=about)
-            self.waiters.notify(begun.job_id)
+        try:
+            begun = {row.job_id: row for row in self.store.begin_resizes(plan.resizes, now)}
+        except StoreError as error:
+            log.warning("no resize begins: %s", error)
+            return
+        for job_id in {resize.job_id for resize in plan.resizes} - begun.keys():
+            log.warning("job %d: no resize begins: another one is under way", job_id, extra={"JOB": job_id})
+        details = {
+            job_id: {"resize": row.id, "gpus": row.gpus, "batch": row.batch, "reason": row.reason}
+            for job_id, row in begun.items()
+        }
+        self.store.add_events(details, EventKind.RESIZE_ISSUED, "selasticd", now)
+        for job_id, row in begun.items():
+            self._nonstarters.gives(job_id, (met for met in plan.met if job_id in met.givers))
+            about = {"JOB": job_id, "RESIZE": row.id}
+            log.info("job %d: resize %d to %d GPUs begins", job_id, row.id, row.gpus, extra=about)
+            self.waiters.notify(job_id)
 
     def _failed(self, failing: str, sentence: str) -> None:
         if sentence != self.trouble:

@@ -122,8 +122,14 @@ class DecisionStore(StorePart):
 
     def add_event(self, job_id: int, kind: EventKind, who: str, detail: dict[str, Any], at: float) -> None:
         """Append to the record of what was done; job 0 is the daemon itself."""
-        with self._db.write() as connection:
-            connection.execute(insert(_EVENTS).values(job_id=job_id, kind=str(kind), who=who, detail=detail, at=at))
+        self.add_events({job_id: detail}, kind, who, at)
+
+    def add_events(self, details: Mapping[int, dict[str, Any]], kind: EventKind, who: str, at: float) -> None:
+        """The same of many jobs, in one go."""
+        rows = [{"job_id": j, "kind": str(kind), "who": who, "detail": own, "at": at} for j, own in details.items()]
+        if rows:
+            with self._db.write() as connection:
+                connection.execute(insert(_EVENTS), rows)
 
     def events(self, job_id: int, limit: int = 1000) -> list[EventRow]:
         """The last `limit` events of the job, in the order in which they were stored."""

@@ -7,6 +7,7 @@ forward, and what is closed stays closed. Limit: which resize is wanted, and whe
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,25 +57,27 @@ class ResizeStore(StorePart):
 
     def begin_resize(self, resize: Resize, at: float) -> ResizeRow:
         """Store a resize; the given id is not looked at. Raises StoreError when the job has one open."""
+        begun = self.begin_resizes((resize,), at)
+        if not begun:
+            taken = self.resize_of(resize.job_id)
+            number = taken.id if taken else "?"
+            raise StoreError(f"job {resize.job_id} has resize {number} under way; it ends before the next begins")
+        return begun[0]
+
+    def begin_resizes(self, resizes: Sequence[Resize], at: float) -> list[ResizeRow]:
+        """Store these in one go, all or none, and return them with their ids; the given ids are not looked at. Left out
+        are those of jobs that have one open."""
         with self._db.lock:
             with self._db.write() as connection:
-                number = self._insert_resize(connection, resize, at)
+                taken = set(connection.execute(select(_ROWS.c.open_job).where(_ROWS.c.open_job.is_not(None))).scalars())
+                free = [resize for resize in resizes if resize.job_id not in taken]
+                first = max(connection.execute(_LAST).scalar_one(), self._heard_of) + 1
+                if free:
+                    connection.execute(insert(_ROWS), [_issued(one, first + i, at) for i, one in enumerate(free)])
+            last = first + len(free) - 1
             with self._hearing:
-                self._heard_of = max(self._heard_of, number)
-            return self._remembered(self.resize(number))
-
-    def _insert_resize(self, connection: Connection, resize: Resize, at: float) -> int:
-        job_id = resize.job_id
-        taken = connection.execute(select(_ROWS.c.id).where(_ROWS.c.open_job == job_id)).scalar()
-        if taken is not None:
-            raise StoreError(f"job {job_id} has resize {taken} under way; it ends before the next begins")
-        values: dict[str, Any] = {name: getattr(resize, name) for name in ("gpus", "batch", "reason", "wait_s")}
-        values |= {"keep": pieces_out(resize.keep), "add": shapes_out(resize.add)}
-        values |= {"job_id": job_id, "open_job": job_id, "detail": ""}
-        values |= {"state": ResizeState.ISSUED.value, "phases": [[ResizeState.ISSUED.value, at]]}
-        number: int = max(connection.execute(_LAST).scalar_one(), self._heard_of) + 1
-        connection.execute(insert(_ROWS).values({**values, "id": number}))
-        return number
+                self._heard_of = max(self._heard_of, last)
+            return [self._remembered(row) for row in self._load(_ROWS.c.id.between(first, last))] if free else []
 
     def open_resizes(self) -> list[ResizeRow]:
         """Resizes under way, by id."""
@@ -185,6 +188,14 @@ class ResizeStore(StorePart):
 
 def _active() -> Any:
     return select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))
+
+
+def _issued(resize: Resize, number: int, at: float) -> dict[str, Any]:
+    """The row of a resize that begins."""
+    values: dict[str, Any] = {name: getattr(resize, name) for name in ("job_id", "gpus", "batch", "reason", "wait_s")}
+    values |= {"keep": pieces_out(resize.keep), "add": shapes_out(resize.add)}
+    values |= {"id": number, "open_job": resize.job_id, "detail": ""}
+    return values | {"state": ResizeState.ISSUED.value, "phases": [[ResizeState.ISSUED.value, at]]}
 
 
 def _row(row: Row[Any]) -> ResizeRow:

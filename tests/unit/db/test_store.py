@@ -14,6 +14,7 @@ from store_records import BASE, COMPANION, DECISION, JOB, RESIZE, report
 from slurm_elastic.db.rows import pieces_in, pieces_out, shapes_in, shapes_out
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import NotFound, StoreError
+from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece, Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
@@ -256,6 +257,29 @@ def test_a_job_has_one_open_resize(store: Store) -> None:
     closed = store.last_closed_resize(7)
     assert closed is not None and (closed.state, closed.detail, closed.updated) == ("failed", "no nodes", 7.0)
     store.begin_resize(RESIZE, 8.0)
+
+
+def test_resizes_begin_together_but_for_those_of_jobs_that_have_one(store: Store) -> None:
+    """One transaction for all of a round, with ids in their order; an open resize is left as it is."""
+    store.upsert_jobs([dataclasses.replace(JOB, job_id=job_id) for job_id in (8, 9)])
+    first, version = store.begin_resize(RESIZE, 5.0), store.version
+    begun = store.begin_resizes([dataclasses.replace(RESIZE, job_id=job_id) for job_id in (8, 7, 9)], 6.0)
+    assert [(row.job_id, row.id - first.id) for row in begun] == [(8, 1), (9, 2)]
+    assert store.version == version + 1
+    assert [store.resize_of(job_id) for job_id in (7, 8, 9)] == [first, *begun]
+    assert store.begin_resizes([RESIZE], 7.0) == store.begin_resizes([], 7.0) == []
+
+
+def test_events_of_many_jobs_are_written_together(store: Store) -> None:
+    """Each job has its own."""
+    store.upsert_job(dataclasses.replace(JOB, job_id=8))
+    version = store.version
+    store.add_events({7: {"resize": 1}, 8: {"resize": 2}}, EventKind.RESIZE_ISSUED, "selasticd", 3.0)
+    assert store.version == version + 1
+    assert [(store.events(job_id)[0].detail, store.events(job_id)[0].at) for job_id in (7, 8)] == [
+        ({"resize": 1}, 3.0),
+        ({"resize": 2}, 3.0),
+    ]
 
 
 def test_failures_in_a_row_are_counted(store: Store) -> None:
