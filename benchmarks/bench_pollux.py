@@ -69,7 +69,7 @@ ROWS = {
     "alike": _ours("shorter_first = 0", settings={"shorter_first": 0.0}),
     "wrong-work": _ours("remaining work wrong by up to two", work_error=2.0),
     "tuned": _ours("scripts ask for the tuned sizes", asked="tuned"),
-    "tuned-smaller": _ours("the same, start_smaller", asked="tuned", settings={"start_smaller": True}),
+    "tuned-smaller": _ours("the same, first_size smallest", asked="tuned", settings={"first_size": "smallest"}),
     "oracle-30": _ours("true curves", 30.0, learned=False),
     "oracle": _ours("true curves", learned=False),
 }

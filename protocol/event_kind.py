@@ -40,7 +40,7 @@ class EventKind(Explained):
     SHRINK = "shrink", "Slurm is asked to take nodes from a Slurm job"
     CANCEL = "cancel", "Slurm is asked to end a companion or a component"
     REQUEUE = "requeue", "Slurm is asked to put the job back into the queue"
-    RESUME = "resume", "Slurm is asked to start a requeued job at its new size"
+    RESUME = "resume", "Slurm is asked to start a waiting job at another size"
     FREE = "free", "Slurm is asked to end the reservation that kept nodes for the job"
     REFUSED = "refused", "Slurm has refused; the detail has its words"
     FINISHED = "finished", "the training has ended; the detail has the exit code"

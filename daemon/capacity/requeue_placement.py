@@ -84,22 +84,6 @@ def put_back(base: Job, now: float) -> bool:
     return not wish and not fresh
 
 
-def least_start(
-    snapshot: Snapshot,
-    job: ElasticJob,
-    ledger: Ledger,
-    accepted: Collection[int],
-    apart: Collection[tuple[str, str]] = (),
-) -> Shape | None:
-    """The smallest accepted size below what a waiting job asks for, where it fits now; None: there is none."""
-    asks = Size(max(1, job.base.num_nodes), job.base.asked_per_node)
-    least = min(accepted, default=asks.gpus)
-    if least >= asks.gpus:
-        return None
-    template = ShapeTemplate.of(job.base)
-    return place_restart(ledger, {}, least, template, _nodes(snapshot, job.base, template), asks.gpus_per_node, apart)
-
-
 def _nodes(snapshot: Snapshot, base: Job, template: ShapeTemplate) -> list[str]:
     inside = (node for node in snapshot.nodes.values() if template.partition in node.partitions)
     return [node.name for node in inside if meets(base.features, node.features)]

@@ -30,6 +30,12 @@ from .user_mode import defaults as user_mode_defaults
 
 DEFAULT_FILE = Path("/etc/slurm-elastic/selasticd.toml")
 RELEASES = {"node": "single nodes of a Slurm job too", "job": "whole Slurm jobs only"}
+SCRIPT, SMALLEST, PLAN = "script", "smallest", "plan"
+FIRST_SIZES = {
+    SCRIPT: "what its script asks for, as Slurm by itself",
+    SMALLEST: "the smallest size that its request accepts",
+    PLAN: "what the optimizer would give it beside the running jobs, by what its program was measured to do",
+}
 FAIRNESS = {
     "auto": "as `fairshare` where Slurm's own priorities count fair-share (PriorityWeightFairShare above 0), else as"
     " `account`",
@@ -220,11 +226,12 @@ class Settings:
     its epochs or steps; any other job counts as the average. Nearer 1 the shortest are preferred more. 0: every job
     counts alike to its last step."""
 
-    start_smaller: bool = setting(False, "true or false", flag)
-    """Whether an elastic job that waits for more GPUs than there is room for is started at once at the smallest size of
-    its request, where idle GPUs have room for that. It grows from there. Where elastic jobs queue, they are done
-    earlier; one job may be worse off than if it had waited, and stays small if selasticd ends. Only jobs that have
-    never run and asked for their GPUs per node, without a list of nodes, `--exclusive` or an array."""
+    first_size: str = choice(SCRIPT, meanings=FIRST_SIZES)
+    """At which size an elastic job starts for which there is no room as its script asks. It grows from there. Another
+    size than the script's is never larger, is set in the queue only where its GPUs are free at that moment, and is
+    taken back where the job does not start. Where jobs queue, all are done earlier in the mean; one job may be worse
+    off than if it had waited, and stays small if selasticd ends. Only jobs that have never run and asked for their GPUs
+    per node, without a list of nodes, `--exclusive` or an array."""
 
     cooldown_grow_s: float = number(600.0, 0, 86400)
     """Shortest time between a resize of a job and its next growth, where its pauses are long (see `cooldown_pauses`). A

@@ -154,11 +154,13 @@ class Requeue(_OfResize):
 
 @dataclass(frozen=True)
 class Resume(_OfResize):
-    """Give a job that waits after a requeue its size, and let it start at once."""
+    """Give a waiting job its size, and let it start at once."""
 
     kind = EventKind.RESUME
     size: Size
     why: str
+    script: Size | None = None
+    """What its script asks for, of a job that has never run; None: it comes back."""
 
     def ask(self, client: SlurmWrites) -> None:
         client.resize_waiting(self.slurm_job_id, self.size, reservation_of(self.slurm_job_id) if self.resize else "")

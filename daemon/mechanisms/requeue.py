@@ -108,7 +108,8 @@ def _own_nodes(job: ResizableJob) -> dict[str, Amount]:
 
 
 COMES_BACK = "it was put back, and comes back at what fits"
-STARTS_SMALLER = "there is no room for what it asks for, and it accepts less"
+STARTS_SMALLER = "there is no room for what its script asks for, and it accepts less (first_size)"
+ASKS_AGAIN = "it did not start at another size, and asks for its script's again"
 
 
 def resumes(shapes: Mapping[int, Shape], why: str, bound: Collection[int] = ()) -> list[Action]:
@@ -120,6 +121,14 @@ def resumes(shapes: Mapping[int, Shape], why: str, bound: Collection[int] = ()) 
         Resume(job_id, job_id, 0, Size(shape.nodes, shape.gpus_per_node, job_id in bound), why)
         for job_id, shape in shapes.items()
     ]
+
+
+def first_size_steps(starts: Mapping[int, Size], back: Mapping[int, Size], scripts: Mapping[int, Size]) -> list[Action]:
+    """Steps for waiting jobs that have never run: those that are to start at other sizes than their scripts', and those
+    that did not, by job id. `scripts`: what their scripts ask for; nothing is done about a job of which that is not
+    known."""
+    first = [Resume(i, i, 0, size, STARTS_SMALLER, scripts[i]) for i, size in starts.items() if i in scripts]
+    return [*(Resume(i, i, 0, size, ASKS_AGAIN, size) for i, size in back.items()), *first]
 
 
 def bound_by_a_shrink(job: Job, shrinks: Iterable[EventRow]) -> bool:

@@ -81,6 +81,10 @@ class Priors:
         program = self._store.program_of(job_id)
         return self._of_program((program[0], gpu_type) if program is not None else None)
 
+    def cluster(self) -> Known:
+        """What is believed of a program that has never run."""
+        return self._of_program(None)
+
     def _of_program(self, program: Key | None) -> Known:
         known = self._known
         found = known.get(program) if program is not None else None

@@ -22,6 +22,7 @@ from ..capacity.shrink_options import Unit
 from ..capacity.slurm_limits import LimitUsage, gpu_limits
 from ..config.settings import Settings
 from ..mechanisms.timeouts import companion_wait_s
+from ..optimizer.job_view import Model
 from ..optimizer.plan import Solver, plan_pools
 from ..optimizer.weights import Weights
 from ..slurm.model import Snapshot
@@ -33,6 +34,7 @@ from .memory import Memory
 from .running.job import RunningJob
 from .running.state import JobState
 from .user_limits import Limits
+from .waiting.first_sizes import Changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,10 @@ class Inputs:
     """By node, the GPUs in use that no job held when jobs last waited."""
     host_pairs: Sequence[HostPair] = ()
     """Hosts that did not reach each other."""
+    waiting_models: Mapping[int, Model] = field(default_factory=dict)
+    """What is believed of the speed of waiting jobs, by job id, where their first sizes are planned."""
+    resized_waiting: Mapping[int, Changed] = field(default_factory=dict)
+    """Waiting jobs that were given another size than their scripts', by job id."""
     solver: Solver = plan_pools
     """What shares GPUs out."""
 

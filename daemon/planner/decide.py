@@ -7,16 +7,18 @@ Limit: decisions are as good as their snapshot; what Slurm refuses is found out 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from slurm_elastic.protocol.messages import Shape
 
-from ..capacity.ledger import Pool, pool_of, pools
-from ..capacity.make_room import make_room
-from ..capacity.pending_jobs import needs
+from ..capacity.ledger import Ledger, Pool, pool_of, pools
+from ..capacity.make_room import Room, make_room
+from ..capacity.pending_jobs import Need, needs
 from ..capacity.placement import take
+from ..capacity.shrink_options import Giver
+from ..capacity.slurm_limits import LimitUsage
 from ..capacity.unlisted_gpus import lasting, may_have_started, unlisted_gpus
 from ..config.settings import Settings
 from ..optimizer.policies import POLICIES
@@ -26,11 +28,13 @@ from ..slurm.model import Job
 from .allocation import Division, Group, members_of
 from .context import Inputs, RoundContext
 from .fixed_targets import fixed_target
-from .free_capacity import asleep, comebacks, free_ledger, reachable, smaller_starts
+from .free_capacity import asleep, comebacks, free_ledger, reachable
 from .limit_usage import limit_usage
 from .moves import Allotment, Move, moves
 from .running.job import RunningJob
 from .running.time_left import remaining_s
+from .waiting.first_sizes import NO_FIRST_SIZES, Candidate, FirstSizes, Waiting, first_sizes
+from .waiting.shares import shares
 
 
 @dataclass(slots=True)
@@ -53,8 +57,8 @@ class Decisions:
     """Jobs whose growth under way is to be withdrawn, each with the waiting job that needs its nodes."""
     resumes: Mapping[int, Shape] = field(default_factory=dict)
     """What to give waiting jobs that have run before: the preempted, and those that lost a node."""
-    starts: Mapping[int, Shape] = field(default_factory=dict)
-    """What to give waiting jobs that can start smaller than they asked."""
+    first: FirstSizes = NO_FIRST_SIZES
+    """At which sizes waiting jobs that have never run are to start."""
 
 
 def decide(inputs: Inputs) -> Decisions:
@@ -64,13 +68,12 @@ def decide(inputs: Inputs) -> Decisions:
     running_jobs = inputs.memory.running_jobs(inputs.roster, inputs.states, inputs.settings, inputs.site, inputs.now)
     found = pools(inputs.snapshot)
     places = {job_id: pool for job_id, s in running_jobs.items() if (pool := pool_of(found, s.job.base)) is not None}
-    context = _context(inputs, running_jobs, places)
+    seen = _seen(inputs, running_jobs, places)
+    room, first = _first_sizes(seen, found, places)
+    context = seen.context(room)
     resumes = comebacks(inputs, context.room.ledger)
-    starts = smaller_starts(inputs, context.room) if inputs.settings.start_smaller else {}
-    by_pool: dict[str, list[RunningJob]] = {pool.name: [] for pool in found}
-    for job_id, pool in places.items():
-        by_pool[pool.name].append(context.running_jobs[job_id])
-    made = Decisions(context, Division(context), places, withdrawn=_withdrawn(context), resumes=resumes, starts=starts)
+    by_pool = _by_pool(context, found, places)
+    made = Decisions(context, Division(context), places, withdrawn=_withdrawn(context), resumes=resumes, first=first)
     nodes = reachable(inputs, context.running_jobs, places)
     context.asleep.update(asleep(inputs.snapshot, nodes))
     allotments: list[Allotment] = []
@@ -88,8 +91,30 @@ def decide(inputs: Inputs) -> Decisions:
     return made
 
 
-def _context(inputs: Inputs, running_jobs: dict[int, RunningJob], places: Mapping[int, Pool]) -> RoundContext:
-    """Who may be moved, and the room that is made for waiting jobs."""
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A round's jobs and GPUs before room is made for anyone."""
+
+    inputs: Inputs
+    running_jobs: Mapping[int, RunningJob]
+    waiting: list[Need]
+    ledger: Ledger
+    usage: LimitUsage
+    givers: list[Giver]
+    unlisted: Mapping[str, int]
+    weights: Weights
+
+    def room(self, waiting: Iterable[Need]) -> Room:
+        """The room made for these waiting jobs."""
+        return make_room(self.inputs.snapshot, self.ledger, self.givers, waiting, self.usage)
+
+    def context(self, room: Room) -> RoundContext:
+        """The round with this room made."""
+        return RoundContext(self.inputs, self.running_jobs, room, self.usage, self.unlisted, self.weights)
+
+
+def _seen(inputs: Inputs, running_jobs: dict[int, RunningJob], places: Mapping[int, Pool]) -> _Seen:
+    """Who may be moved, who waits, and what is free."""
     snapshot = inputs.snapshot
     ledger = free_ledger(snapshot, running_jobs.values())
     take(ledger, (shape for job_id, shape in inputs.put_back.items() if job_id not in running_jobs))
@@ -107,8 +132,38 @@ def _context(inputs: Inputs, running_jobs: dict[int, RunningJob], places: Mappin
     factors = weights.factors
     free = (s for s in running_jobs.values() if s.growing or (s.frozen is None and s.state.pinned is None))
     givers = [s.giver_at(s.weight * factors.get(s.job_id, 1.0)) for s in free] if waiting else []
-    room = make_room(snapshot, ledger, givers, waiting, usage)
-    return RoundContext(inputs, running_jobs, room, usage, unlisted, weights)
+    return _Seen(inputs, running_jobs, waiting, ledger, usage, givers, unlisted, weights)
+
+
+def _first_sizes(seen: _Seen, found: Sequence[Pool], places: Mapping[int, Pool]) -> tuple[Room, FirstSizes]:
+    inputs = seen.inputs
+
+    def divide(candidates: Sequence[Candidate], room: Room) -> dict[int, int]:
+        """What the plan of a round in which only the others get room would give them too."""
+        context = seen.context(room)
+        made, by_pool = Decisions(context, Division(context), places), _by_pool(context, found, places)
+        planned = {one.need.job_id: one.script.gpus for one in candidates}
+        for pool in found:
+            own = [one for one in candidates if pool_of(found, one.job.base) is pool]
+            if not own:
+                continue
+            _, group = _group(made, pool, by_pool[pool.name])
+            caps = context.limits.caps(group.members)
+            planned |= shares(
+                *(group.members, group.capacity, caps, own),
+                *(inputs.waiting_models, inputs.settings, inputs.memory.columns),
+            )
+        return planned
+
+    waiting = Waiting(seen.waiting, inputs.roster.elastic, inputs.resized_waiting, inputs.passed, inputs.now)
+    return first_sizes(inputs.settings.first_size, waiting, seen.room, divide)
+
+
+def _by_pool(context: RoundContext, found: Iterable[Pool], places: Mapping[int, Pool]) -> dict[str, list[RunningJob]]:
+    by_pool: dict[str, list[RunningJob]] = {pool.name: [] for pool in found}
+    for job_id, pool in places.items():
+        by_pool[pool.name].append(context.running_jobs[job_id])
+    return by_pool
 
 
 def _weights(inputs: Inputs, running_jobs: Mapping[int, RunningJob], places: Mapping[int, Pool]) -> Weights:

@@ -12,13 +12,12 @@ from itertools import islice
 from typing import Any
 
 from slurm_elastic.db.rows import DecisionRow, Mark
-from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.make_room import Met
 from ..capacity.roster import ElasticJob
-from ..config.settings import Settings
+from ..config.settings import SMALLEST, Settings
 from ..mechanisms.base import pause_s
 from ..optimizer.models import goodput
 from ..optimizer.models.throughput import ThroughputModel
@@ -26,6 +25,7 @@ from ..optimizer.targets import Target
 from ..optimizer.weights import GroupShare
 from ..reports.evidence import Alternative, Evidence, OtherMove, PassedOver, RoomFor
 from ..reports.record import known_values
+from ..slurm.model import Size
 from ..text.reasons import Reason
 from .moves import Move, nearest_batch
 from .pools.answer import PoolAnswer
@@ -213,22 +213,15 @@ def row_of_frozen(bare: DecisionRow, running: RunningJob, context: DecisionConte
     return _with(bare, _common(running, context))
 
 
-def row_of_waiting(
-    job: ElasticJob, met: Met | None, smaller: Shape | None, now: float, settings: Settings
-) -> DecisionRow:
-    """The decision on an elastic job in Slurm's queue."""
+def row_of_waiting(job: ElasticJob, met: Met | None, first: Size | None, now: float, settings: Settings) -> DecisionRow:
+    """The decision on an elastic job in Slurm's queue. `first`: the size that it is to start at, if it is not what it
+    asks for now."""
     gpus = job.base.gpus + sum(part.gpus for part in job.components)
-    coming = None
-    if met is not None:
-        given = sum(met.givers.values())
-        coming = f"elastic jobs give up {given} GPUs for it" if met.givers else "there is room for it"
-    elif smaller is not None:
-        coming = f"it starts with {smaller.gpus} GPUs, for which there is room, and grows from there"
     made = DecisionRow(
         job_id=job.job_id,
         at=now,
         gpus_from=0,
-        gpus_to=gpus if met is not None else smaller.gpus if smaller is not None else 0,
+        gpus_to=0 if met is None else first.gpus if first is not None else gpus,
         batch_from=0,
         batch_to=0,
         reason=Reason.WAITING.value,
@@ -236,7 +229,19 @@ def row_of_waiting(
         gain=None,
         mode=settings.mode,
     )
-    return _with(made, Evidence(for_gpus=gpus, slurm_reason=job.base.reason, next=coming))
+    return _with(made, Evidence(for_gpus=gpus, slurm_reason=job.base.reason, next=_coming(met, first, settings)))
+
+
+def _coming(met: Met | None, first: Size | None, settings: Settings) -> str | None:
+    """What becomes of a job in Slurm's queue."""
+    if met is None:
+        return None
+    given = sum(met.givers.values())
+    room = f"elastic jobs give up {given} GPUs for it" if met.givers else "there is room for it"
+    if first is None:
+        return room
+    of = "the smallest size that it accepts" if settings.first_size == SMALLEST else "what the plan gives it"
+    return f"it starts with {first.gpus} GPUs ({of}; first_size) and grows from there; {room}"
 
 
 def _common(running: RunningJob, context: DecisionContext) -> Evidence:

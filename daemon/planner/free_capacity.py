@@ -15,10 +15,8 @@ from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.constraints import apart, meets, out_of_reach
 from ..capacity.ledger import Amount, Ledger, Pool
-from ..capacity.make_room import Room
 from ..capacity.placement import take
-from ..capacity.requeue_placement import can_restart, comes_back_at, least_start, put_back
-from ..capacity.roster import ElasticJob
+from ..capacity.requeue_placement import can_restart, comes_back_at, put_back
 from ..capacity.shrink_options import shrinks, without
 from ..optimizer.problem import Layout
 from ..slurm.model import Node, Snapshot
@@ -61,26 +59,6 @@ def comebacks(inputs: Inputs, ledger: Ledger) -> dict[int, Shape]:
             take(ledger, (shape,))
             found[job_id] = shape
     return found
-
-
-def smaller_starts(inputs: Inputs, room: Room) -> dict[int, Shape]:
-    """The smallest accepted size of each waiting elastic job for whose own there is no room, where idle GPUs have room
-    for that; counted as used. Only of those that have never run, that Slurm has looked at, and that no limit keeps."""
-    found, ledger = dict[int, Shape](), room.ledger.copy()
-    for need in room.unmet:
-        job = inputs.roster.elastic.get(need.job_id)
-        if job is None or need.limit or need.unseen or not _may_start_smaller(job):
-            continue
-        shape = least_start(inputs.snapshot, job, ledger, sizes(job), _apart(inputs, job.base.user))
-        if shape is not None:
-            take(ledger, (shape,))
-            found[need.job_id] = shape
-    return found
-
-
-def _may_start_smaller(job: ElasticJob) -> bool:
-    base = job.base
-    return can_restart(job) and not (base.restarts or base.exclusive or base.required_nodes)
 
 
 def reachable(

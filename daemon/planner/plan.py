@@ -16,7 +16,7 @@ from slurm_elastic.db.rows import DecisionRow, Mark
 from slurm_elastic.protocol.messages import Resize, Shape
 
 from ..capacity.ledger import Pool
-from ..capacity.make_room import Met, Room
+from ..capacity.make_room import Met
 from ..capacity.unlisted_gpus import by_node, lasting
 from ..mechanisms.timeouts import companion_wait_s
 from ..reports.evidence import OtherMove
@@ -35,6 +35,7 @@ from .decision_record import (
 )
 from .row_speeds import Row, Speeds, speeds_of
 from .running.job import RunningJob
+from .waiting.first_sizes import NO_FIRST_SIZES, FirstSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,8 @@ class Plan:
     """Jobs whose growth under way is to be withdrawn, each with the waiting job that needs its nodes."""
     resumes: Mapping[int, Shape] = field(default_factory=dict)
     """What to give waiting jobs that have run before: the preempted, and those that lost a node."""
-    starts: Mapping[int, Shape] = field(default_factory=dict)
-    """What to give waiting jobs that can start smaller than they asked."""
+    first: FirstSizes = NO_FIRST_SIZES
+    """At which sizes waiting jobs that have never run are to start."""
 
 
 def plan_round(inputs: Inputs) -> Plan:
@@ -71,7 +72,7 @@ def plan_round(inputs: Inputs) -> Plan:
     made = decide(inputs)
     room, division = made.context.room, made.division
     wait_s = companion_wait_s(inputs.settings, inputs.site)
-    rows = _running_rows(made) + _waiting_rows(inputs, room, made.starts)
+    rows = _running_rows(made) + _waiting_rows(made)
     return Plan(
         rows=tuple(sorted(rows, key=attrgetter("job_id"))),
         resizes=tuple(move.resize(wait_s) for move in made.begun),
@@ -86,7 +87,7 @@ def plan_round(inputs: Inputs) -> Plan:
         unlisted=made.context.unlisted,
         withdrawn=made.withdrawn,
         resumes=made.resumes,
-        starts=made.starts,
+        first=made.first,
     )
 
 
@@ -173,10 +174,11 @@ def _unlisted(made: Decisions, pool: Pool | None) -> str:
     return by_node({name: gpus for name, gpus in left_out.items() if pool and name in pool.nodes}) if left_out else ""
 
 
-def _waiting_rows(inputs: Inputs, room: Room, starts: Mapping[int, Shape]) -> list[DecisionRow]:
-    met = {entry.need.job_id: entry for entry in room.met}
+def _waiting_rows(made: Decisions) -> list[DecisionRow]:
+    inputs, first = made.context.inputs, {**made.first.aims, **made.first.starts}
+    met = {entry.need.job_id: entry for entry in made.context.room.met}
     return [
-        row_of_waiting(job, met.get(job_id), starts.get(job_id), inputs.now, inputs.settings)
+        row_of_waiting(job, met.get(job_id), first.get(job_id), inputs.now, inputs.settings)
         for job_id, job in inputs.roster.elastic.items()
         if job.base.pending
     ]

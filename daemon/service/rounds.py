@@ -27,14 +27,14 @@ from ..api.waiters import Waiters
 from ..capacity.roster import Roster
 from ..capacity.shrink_options import Unit
 from ..capacity.unlisted_gpus import by_node, lasting
-from ..config.settings import Settings
+from ..config.settings import PLAN, Settings
 from ..mechanisms.actions import Action, Close
 from ..mechanisms.executor import Executor
 from ..mechanisms.kept_waiting import kept_waiting
 from ..mechanisms.overtaken import overtaken
 from ..mechanisms.reconcile import next_actions, unused
 from ..mechanisms.refusals import Refusal, Submitted, standing
-from ..mechanisms.requeue import COMES_BACK, STARTS_SMALLER, bound_by_a_shrink, resumes
+from ..mechanisms.requeue import COMES_BACK, bound_by_a_shrink, first_size_steps, resumes
 from ..mechanisms.timeouts import Bounds
 from ..models.costs import Costs
 from ..models.priors import Priors
@@ -49,6 +49,7 @@ from ..text.reasons import Reason
 from .job_inputs import JobInputs
 from .job_registry import JobRegistry
 from .nonstarters import Nonstarters
+from .queued_jobs import QueuedJobs
 
 log = logging.getLogger(__name__)
 SLOW_S = 5.0
@@ -113,6 +114,7 @@ class Rounds:
         """When the last round began, or ended."""
         self._unused: dict[Unit, float] = {}
         self._job_inputs = JobInputs(store, registry, self.priors, self.costs)
+        self._queued = QueuedJobs(client, store, self.priors)
         self._nonstarters = Nonstarters()
         self._memory, self._in_mode = Memory(), settings
         self._site = Site()
@@ -215,8 +217,11 @@ class Rounds:
             withdrawn = self._withdraw(plan.withdrawn, seen)
             self._begin_resizes(plan, now)
             back = resumes(plan.resumes, COMES_BACK, self._bound(plan, snapshot))
-            sized = [*back, *resumes(plan.starts, STARTS_SMALLER)]
-            resumed = self.executor.run(sized, self.mode == "act", snapshot.jobs, seen.numbers())
+            act, first = self.mode == "act", plan.first
+            scripts = self._queued.scripts(first.scripts) if act and first.starts else {}
+            sized = [*back, *first_size_steps(first.starts, first.back, scripts)]
+            resumed = self.executor.run(sized, act, snapshot.jobs, seen.numbers())
+            self._queued.asked((*first.starts, *first.back))
         # A job that is being requeued does not train: its next step should not wait for the interval.
         stopped = (i for i in seen.resizes.values() if i.requeues and not i.state.comes_before(ResizeState.SAVED))
         return changed or withdrawn > 0 or resumed > 0 or any(stopped)
@@ -320,6 +325,8 @@ class Rounds:
                 marks,
                 self._unlisted,
                 self.store.host_pairs(),
+                self._queued.models(seen.roster, now) if self.settings.first_size == PLAN else {},
+                self._queued.changed(seen.roster),
             )
         )
 

@@ -15,7 +15,7 @@ from slurm_elastic.protocol.request import ElasticRequest
 from ..capacity.roster import ElasticJob, RunningPiece, piece_of
 from ..capacity.shrink_options import units_of
 from ..slurm.model import Job as SlurmJob
-from ..slurm.model import Node, Partition, Snapshot
+from ..slurm.model import Node, Partition, Size, Snapshot
 from .job_states import request_of
 from .jobs import SimulatedJob
 from .nodes import NodeAllocations
@@ -56,6 +56,11 @@ class Cluster:
             left -= self.trace[i].asked
             if i + 1 not in self.jobs:
                 self._submit(i)
+
+    def asks(self, i: int) -> Size:
+        """What a waiting job asks for, of one shape."""
+        ((_, nodes, gpus, _),) = self._parts_of(i)
+        return Size(nodes, gpus)
 
     def resubmit(self, i: int, gpus: int) -> None:
         """A waiting job now asks for so many GPUs."""

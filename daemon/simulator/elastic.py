@@ -8,14 +8,20 @@ each decision also those behind a job that cannot start, as Slurm's backfill sta
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.roster import Roster
+from ..config.settings import PLAN
+from ..optimizer.job_view import Model
 from ..optimizer.plan import Solver, plan_pools
 from ..planner import Inputs, decide
 from ..planner.memory import Memory
 from ..planner.moves import Move
+from ..planner.waiting.first_sizes import Changed
+from ..slurm.model import Size
 from ..slurm.site import Site
 from .cluster import Cluster
 from .engine import PROGRESS, Simulation
@@ -41,6 +47,7 @@ class Elastic(Simulation):
         self.solver, self.rules, self.memory = solver, settings.planner(objective or policy), Memory()
         self.cluster, self.states = Cluster(jobs, self.nodes), JobStates(settings)
         self.site, self.resizes = Site(), 0
+        self.resized_waiting: dict[int, Changed] = {}
         self.without, self.why = 0, ""
         """Decisions that the policy left to the built-in one, and the first reason."""
         self.handlers[SWITCH] = self._switch
@@ -62,9 +69,16 @@ class Elastic(Simulation):
             settings=self.rules,
             now=self.now,
             memory=self.memory,
+            waiting_models=self._models_of_waiting() if self.rules.first_size == PLAN else {},
+            resized_waiting=self.resized_waiting,
             solver=self.solver,
             site=self.site,
         )
+
+    def _models_of_waiting(self) -> dict[int, Model]:
+        """Of the jobs that the queue shows."""
+        shown = (i for i in self.waiting if self.jobs[i].elastic and i + 1 in self.cluster.jobs)
+        return {i + 1: self.states.believed(self.jobs[i]) for i in shown}
 
     def _decide(self) -> None:
         self.decisions += 1
@@ -79,8 +93,8 @@ class Elastic(Simulation):
             self._withdraw(job_id)
         for move in made.begun:
             self._resize(move)
-        for job_id, shape in made.starts.items():
-            self.cluster.resubmit(job_id - 1, shape.gpus)
+        room = {job_id: size for job_id, size in made.first.aims.items() if self.nodes.has(size.gpus)}
+        self._resubmit({**made.first.back, **made.first.starts, **room})
         self._backfill()
         for i in self.waiting if self.settings.drop else ():
             self.cluster.end(i)
@@ -91,6 +105,14 @@ class Elastic(Simulation):
         self._want_decision(min(rests, default=float("inf")))
         if self.settings.learned and self.states.of:
             self._want_decision(self.now + max(60.0, self.settings.interval_s))
+
+    def _resubmit(self, sizes: Mapping[int, Size]) -> None:
+        """Waiting jobs ask for other sizes from now on."""
+        for job_id, size in sizes.items():
+            before = self.resized_waiting.get(job_id)
+            script = before.script if before else self.cluster.asks(job_id - 1)
+            self.resized_waiting[job_id] = Changed(script, size, self.now)
+            self.cluster.resubmit(job_id - 1, size.gpus)
 
     def _backfill(self) -> None:
         """Slurm starts whoever fits: behind a job that must wait for others without a time limit, none delays it."""
@@ -109,13 +131,14 @@ class Elastic(Simulation):
         super()._left(i)
         self.cluster.end(i)
         if self.jobs[i].elastic:
-            self.states.ended(i + 1)
+            self.states.ended(i + 1, self.jobs[i])
 
     def _start(self, i: int, gpus: int, batch: int) -> bool:
         if not super()._start(i, gpus, batch):
             return False
         job, pieces = self.jobs[i], self.cluster.start(i)
         job.first_gpus = gpus
+        self.resized_waiting.pop(i + 1, None)
         if job.elastic:
             self.states.trains(i + 1, pieces, batch, self.now)
         return True

@@ -15,8 +15,10 @@ from slurm_elastic.db.rows import InUse, ObservationRow
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.request import ElasticRequest
 
+from ..optimizer.job_view import Model
 from ..optimizer.models.observation import Observation
-from ..optimizer.models.throughput import fit
+from ..optimizer.models.shipped_prior import DEFAULT
+from ..optimizer.models.throughput import fit, unmeasured
 from ..planner import JobState
 from ..planner.running.reports import NOISE_REPORTS, Remaining
 from .jobs import SimulatedJob, SimulationSettings
@@ -91,6 +93,14 @@ class JobStates:
         """Jobs whose state has to be made again before the next decision."""
         self._curves: dict[int, TrueCurve] = {}
         self._use: dict[int, InUse] = {}
+        self._last: dict[int, Model] = {}
+        """By program: what the last job of it that ended had learned."""
+
+    def believed(self, job: SimulatedJob) -> Model:
+        """What is known of the speed of a job that has not run."""
+        if not self.settings.learned:
+            return self._curve(job.program)
+        return self._last.get(id(job.program)) or unmeasured(DEFAULT)
 
     def trains(self, job_id: int, pieces: tuple[Piece, ...], batch: int, now: float) -> None:
         """A job's world of workers began on these pieces."""
@@ -98,8 +108,10 @@ class JobStates:
         self._use[job_id] = InUse(job_id, before.generation + 1 if before else 1, pieces, batch, now, now)
         self.stale.add(job_id)
 
-    def ended(self, job_id: int) -> None:
-        """Nothing more is known of it."""
+    def ended(self, job_id: int, job: SimulatedJob) -> None:
+        """Nothing more is known of it, but how fast its program was."""
+        if job.model is not None:
+            self._last[id(job.program)] = job.model
         self.stale.discard(job_id)
         self.of.pop(job_id, None)
         del self._use[job_id]

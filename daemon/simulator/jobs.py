@@ -53,7 +53,7 @@ class SimulationSettings:
     """The planner's setting."""
     fairness: str = Settings.fairness
     """The planner's setting; without Slurm's shares, "auto" and "fairshare" go by account."""
-    start_smaller: bool = Settings.start_smaller
+    first_size: str = Settings.first_size
     """The planner's setting."""
     until: str = "quality"
     """What ends the training of a job that does not say: "quality" counts a large batch's waste, "epochs" does not."""
@@ -65,7 +65,7 @@ class SimulationSettings:
             policy=policy,
             horizon_s=self.horizon_s,
             shorter_first=self.shorter_first,
-            start_smaller=self.start_smaller,
+            first_size=self.first_size,
             fairness=self.fairness,
         )
         if self.cooldown_s is None:

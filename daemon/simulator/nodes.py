@@ -28,18 +28,24 @@ class NodeAllocations:
 
     def start(self, job: int, gpus: int) -> bool:
         """Allocate whole nodes and one remainder, the fullest node that has it; False, and nothing, where none has."""
+        if not self.has(gpus):
+            return False
         whole, rest = divmod(gpus, self.per_node)
-        empty = self._with[self.per_node]
-        if gpus > self.idle or len(empty) < whole:
-            return False
-        last = self._best(rest) if rest else None
-        if rest and (last is None or (last in empty and len(empty) == whole)):
-            return False
+        empty, last = self._with[self.per_node], self._best(rest) if rest else None
         for _ in range(whole):
             self.take(job, min(node for node in empty if node != last), self.per_node)
         if last is not None:
             self.take(job, last, rest)
         return True
+
+    def has(self, gpus: int) -> bool:
+        """Whether so many are free as whole nodes and one remainder."""
+        whole, rest = divmod(gpus, self.per_node)
+        empty = self._with[self.per_node]
+        if gpus > self.idle or len(empty) < whole:
+            return False
+        last = self._best(rest) if rest else None
+        return not rest or not (last is None or (last in empty and len(empty) == whole))
 
     def take(self, job: int, node: int, gpus: int) -> None:
         """Give a job GPUs of a node, which must be free."""

@@ -201,6 +201,11 @@ class CommandClient(SlurmClient):
         self._scontrol(["requeue", str(arguments.job_number(job_id))], f"requeue job {job_id}")
 
     @_in_one_time
+    def asked_size(self, job_id: int) -> Size:
+        shown = self._scontrol(["-o", "show", "job", str(arguments.job_number(job_id))], f"show job {job_id}")
+        return pending_resize.asked_size(pending_resize.record(shown, job_id))
+
+    @_in_one_time
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
         name = str(arguments.job_number(job_id))
         shown = self._scontrol(["-o", "show", "job", name], f"show job {job_id}")

@@ -322,6 +322,11 @@ class FakeClient(SlurmClient):
             )
             slurm.schedule()
 
+    def asked_size(self, job_id: int) -> Size:
+        with self._slurm.answering() as slurm:
+            job = slurm._jobs[job_id]
+            return Size(job.num_nodes, job.asked_per_node, tasks_per_node=1, cpus_per_task=1)
+
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
         with self._slurm.answering() as slurm:
             job = slurm._owned(job_id, self._user, "change")

@@ -195,6 +195,11 @@ class Size:
     gpus_per_node: int
     anywhere: bool = False
     """For a waiting job: its required nodes are removed."""
+    tasks_per_node: int = field(default=0, compare=False)
+    """Of a size as it was submitted, as `asked_size` gives it; 0: tasks, CPUs and memory follow the GPUs."""
+    cpus_per_task: int = field(default=0, compare=False)
+    mem_mb: int = field(default=0, compare=False)
+    """On each node; 0: not said."""
 
     @property
     def gpus(self) -> int:
@@ -277,12 +282,16 @@ class SlurmClient(Protocol):
         Refused: a job that is pending, has no batch script or was submitted with --no-requeue; another user's.
         """
 
+    def asked_size(self, job_id: int) -> Size:
+        """What a waiting job asks for, to be given back to it by `resize_waiting`. Refused: a job that asked for GPUs
+        in another way than per node."""
+
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
         """Give a waiting job this size and let it start at once, in that reservation if there is such a one ("": none).
 
-        CPUs and memory of a node follow its GPUs. Must not be called in the second of the requeue: Slurm would
-        fail its launch. Refused: a job that does not wait, or that asked for GPUs in another way than per node; a part
-        of the change may have been made then.
+        CPUs and memory of a node follow its GPUs, where the size does not say them. Must not be called in the second of
+        the requeue: Slurm would fail its launch. Refused: a job that does not wait, or that asked for GPUs in another
+        way than per node; a part of the change may have been made then.
         """
 
     def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:

@@ -31,23 +31,23 @@ def record(text: str, job_id: int) -> dict[str, str]:
 
 
 def size_words(fields: dict[str, str], size: Size, *, keep_tasks: bool = False) -> list[str]:
-    """NumNodes=, NumTasks=, … for this size. A node's CPUs and memory stay in proportion to its GPUs.
+    """NumNodes=, NumTasks=, … for this size. A node's CPUs and memory stay in proportion to its GPUs, where the size
+    does not say them.
 
     keep_tasks: leave the tasks per node as they were submitted, which only Slurm's operators may change (TasksPerNode);
     a node may then hold more CPUs than its share.
     SlurmRefused: the job asked for its GPUs otherwise than per node, or for generic resources beside them.
     """
     kind, before = _asked(fields)
-    nodes, tasks = _first(fields, "NumNodes"), _first(fields, "NumTasks")
-    each, cpus = max(1, -(-tasks // nodes)), _first(fields, "CPUs/Task")
-    share = size.gpus_per_node / before
-    words: list[str] = []
-    if each == before and each > 1 and not keep_tasks:
+    tasks, cpus = _tasks_per_node(fields), _first(fields, "CPUs/Task")
+    each, share = tasks, size.gpus_per_node / before
+    if size.tasks_per_node:
+        each, cpus = tasks if keep_tasks else size.tasks_per_node, size.cpus_per_task
+    elif tasks == before and tasks > 1 and not keep_tasks:
         each = size.gpus_per_node  # a task for each GPU
-        if _tasks_given(fields) and each != before:
-            words.append(f"TasksPerNode={each}")
     else:
         cpus = max(1, round(cpus * share))
+    words = [f"TasksPerNode={each}"] if _tasks_given(fields) and each != tasks else []
     words += [
         f"NumNodes={size.nodes}-{size.nodes}",
         f"NumTasks={size.nodes * each}",
@@ -58,13 +58,32 @@ def size_words(fields: dict[str, str], size: Size, *, keep_tasks: bool = False) 
     ]
     if size.anywhere:
         words.append("ReqNodeList=")
-    memory = fields.get("MinMemoryNode", "0")
-    if share != 1 and memory not in ("", "0"):
-        try:
-            words.append(f"MinMemoryNode={max(1, round(mib(memory) * share))}")
-        except ValueError as error:
-            raise SlurmUnparsable(f"MinMemoryNode of job {fields.get('JobId')}: {error}.") from None
+    memory = _memory(fields)
+    if memory and (share != 1 or size.mem_mb):
+        words.append(f"MinMemoryNode={size.mem_mb or max(1, round(memory * share))}")
     return words
+
+
+def asked_size(fields: dict[str, str]) -> Size:
+    """What the job asks for, whole. SlurmRefused as in `size_words`."""
+    _, gpus = _asked(fields)
+    tasks, cpus = _tasks_per_node(fields), _first(fields, "CPUs/Task")
+    return Size(
+        _first(fields, "NumNodes"), gpus, tasks_per_node=tasks, cpus_per_task=cpus, mem_mb=round(_memory(fields))
+    )
+
+
+def _tasks_per_node(fields: dict[str, str]) -> int:
+    return max(1, -(-_first(fields, "NumTasks") // _first(fields, "NumNodes")))
+
+
+def _memory(fields: dict[str, str]) -> float:
+    """MiB on each node; 0: not asked for so."""
+    memory = fields.get("MinMemoryNode", "0")
+    try:
+        return mib(memory) if memory not in ("", "0") else 0.0
+    except ValueError as error:
+        raise SlurmUnparsable(f"MinMemoryNode of job {fields.get('JobId')}: {error}.") from None
 
 
 def _asked(fields: dict[str, str]) -> tuple[str, int]:

@@ -178,6 +178,9 @@ class SnapshotCache(SlurmClient):
     def requeue(self, job_id: int) -> None:
         self._acting().requeue(job_id)
 
+    def asked_size(self, job_id: int) -> Size:
+        return self._client.asked_size(job_id)
+
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
         self._acting().resize_waiting(job_id, size, reservation)
 

@@ -138,6 +138,17 @@ class DecisionStore(StorePart):
             rows = connection.execute(query).all()
         return [EventRow(r.id, r.job_id, r.at, r.kind, r.who, r.detail) for r in reversed(rows)]
 
+    def last_events(self, job_ids: Collection[int], kind: EventKind) -> dict[int, EventRow]:
+        """The last event of this kind of each of these jobs, by job id; of those that have one."""
+        wanted, found = list(job_ids), dict[int, EventRow]()
+        for first in range(0, len(wanted), CHUNK):
+            some = _EVENTS.c.job_id.in_(wanted[first : first + CHUNK]) & (_EVENTS.c.kind == str(kind))
+            newest = select(func.max(_EVENTS.c.id)).where(some).group_by(_EVENTS.c.job_id)
+            with self._db.read() as connection:
+                rows = connection.execute(select(_EVENTS).where(_EVENTS.c.id.in_(newest))).all()
+            found |= {r.job_id: EventRow(r.id, r.job_id, r.at, r.kind, r.who, r.detail) for r in rows}
+        return found
+
 
 def _brief(row: DecisionRow, at: float) -> DecisionRow:
     evidence = {key: row.evidence[key] for key in BRIEF if key in row.evidence}

@@ -64,6 +64,15 @@ class History(StorePart):
             rows = connection.execute(query.where(measured).group_by(_PROGRAMS.c.gpu_type)).all()
         return {gpu_type: job_id for gpu_type, job_id in rows}
 
+    def youngest_named(self, user: str, name: str) -> int | None:
+        """The youngest job of a user with this name that anything was measured of; None: there is none."""
+        jobs, seen = schema.jobs, (schema.reports, schema.rollups)
+        measured = or_(*(exists().where(table.c.job_id == jobs.c.job_id) for table in seen))
+        query = select(func.max(jobs.c.job_id)).where(jobs.c.user == user, jobs.c.name == name, measured)
+        with self._db.read() as connection:
+            found: int | None = connection.execute(query).scalar()
+        return found
+
     def programs_ended(self, since: float) -> list[tuple[str, str]]:
         """(program, kind of GPU) of the jobs that have ended since then, those of the youngest first."""
         jobs = schema.jobs

@@ -120,9 +120,10 @@ def test_a_preempted_job_trains_on_what_is_left(selasticd: Selasticd, tiers: Non
 
 
 def test_a_job_that_has_no_room_starts_small_and_grows(empty_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six of eight nodes are taken and four asked for: with `start_smaller` the job runs on one of the two that are
-    idle, in place of waiting, grows onto the other, and has the rest of what it asked for when the six are free."""
-    with live_daemon(empty_sandbox, monkeypatch, "start_smaller = true\n") as selasticd:
+    """Six of eight nodes are taken and four asked for: with `first_size = "smallest"` the job runs on one of the two
+    that are idle, in place of waiting, grows onto the other, and has the rest of what it asked for when the six are
+    free."""
+    with live_daemon(empty_sandbox, monkeypatch, 'first_size = "smallest"\n') as selasticd:
         rigid = selasticd.rigid(6)
         wait_until(lambda: selasticd.jobs()[rigid].running, 60, selasticd.log)
         job = selasticd.submit("-N4", "--gres=gpu:a100:4", comment="elastic:gpus=4-16,step=4,batch=240-3840")
@@ -132,3 +133,28 @@ def test_a_job_that_has_no_room_starts_small_and_grows(empty_sandbox: Sandbox, m
         assert "resume" in selasticd.events(job)
         assert empty_sandbox.run(["scancel", str(rigid)]).returncode == 0
         selasticd.settles_at(job, 16, 120)
+
+
+def test_jobs_start_at_what_the_plan_gives_them_and_ordinary_ones_are_left_alone(
+    empty_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of eight nodes are idle. With `first_size = "plan"` an elastic job that asks for four starts on all three;
+    an array's tasks and a held job, which ask for as much, wait as they were submitted, and so does a job that did not
+    opt in. A daemon that dies right after that changes nothing."""
+    with live_daemon(empty_sandbox, monkeypatch, 'first_size = "plan"\n') as selasticd:
+        rigid = selasticd.rigid(5)
+        wait_until(lambda: selasticd.jobs()[rigid].running, 60, selasticd.log)
+        request = "elastic:gpus=4-16,step=4,batch=240-3840"
+        held = selasticd.submit("-N4", "--gres=gpu:a100:4", "--hold", comment=request)
+        job = selasticd.submit("-N4", "--gres=gpu:a100:4", comment=request)
+        array = selasticd.submit("-N4", "--gres=gpu:a100:4", "--array=1-2", comment=request)
+        ordinary = selasticd.rigid(4)
+        wait_until(lambda: selasticd.trains_on(job) == 12, 120, selasticd.log)
+        selasticd.kill()
+        jobs = selasticd.jobs()
+        assert jobs[job].running and jobs[job].num_nodes == 3 and jobs[job].restarts == 0
+        waiting = [jobs[number] for number in (held, array, ordinary)]
+        assert [(one.pending, one.num_nodes, one.asked_per_node) for one in waiting] == [(True, 4, 4)] * 3
+        selasticd.start()
+        resumes = [event for event in selasticd.events(job) if event == "resume"]
+        assert resumes and not {"resume", "requeue"} & {*selasticd.events(held), *selasticd.events(array)}

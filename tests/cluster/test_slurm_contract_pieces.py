@@ -46,6 +46,27 @@ def test_requeued_job_comes_back_at_the_size_it_is_given(cluster: Cluster) -> No
     assert (len(job.nodes), job.gpus, job.restarts) == (1, 4, 2)
 
 
+def test_a_job_that_has_never_run_gets_another_size_and_its_own_back(cluster: Cluster) -> None:
+    """It keeps its place in the queue, is what it was when it has its own size again, and starts at one that fits."""
+    client = cluster.client()
+    running(client, cluster.submit(Component(6, 4)))
+    job_id = cluster.submit(Component(4, 4), user="games", comment="elastic:x")
+    before = seen(client, lambda s: s.jobs[job_id].pending and s.jobs[job_id].reason == "Resources").jobs[job_id]
+    script = client.asked_size(job_id)
+    assert script == Size(4, 4)
+    client.resize_waiting(job_id, Size(3, 2))
+    job = seen(client, lambda s: s.jobs[job_id].num_nodes == 3).jobs[job_id]
+    assert (job.pending, job.gpus, job.asked_per_node, job.priority) == (True, 6, 2, before.priority)
+    client.resize_waiting(job_id, script)
+    assert client.asked_size(job_id) == script
+    job = seen(client, lambda s: s.jobs[job_id].num_nodes == 4).jobs[job_id]
+    same = "state", "num_nodes", "gpus", "asked_per_node", "cpus", "mem_mb", "priority", "submit_time", "time_limit_s"
+    assert [getattr(job, name) for name in same] == [getattr(before, name) for name in same]
+    client.resize_waiting(job_id, Size(2, 4))
+    job = running(client, job_id).jobs[job_id]
+    assert (len(job.nodes), job.gpus, job.restarts, job.comment) == (2, 8, 0, "elastic:x")
+
+
 def test_what_cannot_be_requeued_is_refused(cluster: Cluster) -> None:
     """A job without a script, one that waits, one that has ended; a running job takes no size; others may not."""
     client = cluster.client()

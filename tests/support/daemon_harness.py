@@ -18,6 +18,7 @@ from slurm_elastic.daemon.planner.memory import Memory
 from slurm_elastic.daemon.service.controller import DaemonController
 from slurm_elastic.daemon.service.job_inputs import JobInputs
 from slurm_elastic.daemon.service.job_registry import JobRegistry
+from slurm_elastic.daemon.service.queued_jobs import QueuedJobs
 from slurm_elastic.daemon.service.rounds import Rounds
 from slurm_elastic.daemon.slurm.fake import UIDS, Component, FakeSlurm
 from slurm_elastic.daemon.slurm.model import Snapshot
@@ -73,6 +74,7 @@ class World:
         rounds.registry._known, rounds.registry._rows = Known(), {}
         rounds.client = SnapshotCache(self.slurm.client(), lambda: self.slurm.now, lambda seconds: None)
         rounds._memory, rounds._in_mode = Memory(), self.settings
+        rounds._queued = QueuedJobs(self.jobs, self.store, rounds.priors)
         rounds._job_inputs = JobInputs(self.store, rounds.registry, rounds.priors, rounds.costs)
         # Fitted with others, a model may differ in its last bit.
         rounds._job_inputs._fitted = self.rounds._job_inputs._fitted

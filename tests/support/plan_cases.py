@@ -14,9 +14,12 @@ from slurm_elastic.daemon.capacity.pending_jobs import Kind
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.models.cache import observations
+from slurm_elastic.daemon.optimizer.job_view import Model
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.planner import Inputs, JobState, Plan, plan_round
 from slurm_elastic.daemon.planner.memory import Memory
+from slurm_elastic.daemon.planner.waiting.first_sizes import Changed
+from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.db.rows import DecisionRow, HostPair, InUse, Mark, ObservationRow, ResizeRow
 from slurm_elastic.protocol.messages import Resize
 
@@ -90,7 +93,11 @@ class World:
         marks: Mapping[int, Mark] | None = None,
         unlisted_before: Mapping[str, int] | None = None,
         host_pairs: Sequence[HostPair] = (),
+        models: Mapping[int, Model] | None = None,
+        changed: Mapping[int, Changed] | None = None,
+        site: Site | None = None,
     ) -> Inputs:
+        """models: of waiting jobs; changed: their sizes."""
         snapshot = self.cluster.snapshot()
         roster = sort_jobs(snapshot, accepted=set(self.states))
         states = {}
@@ -106,6 +113,9 @@ class World:
             marks=marks,
             unlisted_before=unlisted_before or {},
             host_pairs=host_pairs,
+            waiting_models=models or {},
+            resized_waiting=changed or {},
+            site=site or Site(),
         )
 
 

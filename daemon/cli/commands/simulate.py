@@ -41,6 +41,7 @@ What would have come of last month, were every job elastic, on 16 nodes of 4 GPU
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `selastic simulate`."""
+    from ...config.settings import FIRST_SIZES
     from ...config.settings import Settings as Shipped
     from ...simulator.traces.sacct import COMMAND
 
@@ -66,7 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     between = "between whom a plan is fair: every job counts alike, or every user or account of the trace"
     chosen = Shipped.fairness if Shipped.fairness in FAIRNESS else "account"
     add("--fairness", default=chosen, choices=FAIRNESS, help=f"{between} {shown}")
-    add("--start-smaller", action="store_true", help="a job that cannot start as asked starts at its smallest size")
+    start = "at which size a job starts that there is no room for as asked"
+    add("--first-size", default=Shipped.first_size, choices=tuple(FIRST_SIZES), help=f"{start} {shown}")
     add("--drop", action="store_true", help="drop jobs that cannot start at once, instead of queueing them")
     add("--learned", action="store_true", help="the planner learns curves from 3 %% noisy reports, as the daemon does")
     add("--window", type=float, default=0.0, metavar="S", help="count the jobs completed by then (default: all)")
@@ -163,7 +165,11 @@ def _conditions(outcomes: list[Outcome], settings: SimulationSettings) -> list[s
     else:
         cooldown = f"{settings.cooldown_s:g} s between resizes of a job"
     known = "curves learned from reports (--learned)" if settings.learned else "curves known exactly (no --learned)"
-    smaller = ", or at their smallest where that has no room (--start-smaller)" if settings.start_smaller else ""
+    other = {
+        "smallest": ", or at their smallest where that has no room",
+        "plan": ", or at what a plan gives them where that has no room",
+    }
+    smaller = f"{other[settings.first_size]} (--first-size)" if settings.first_size in other else ""
     found = [
         f"cluster: {nodes} nodes of {settings.gpus_per_node} GPUs, one kind, one partition, always up (--cluster)",
         f"jobs start in the order in which they came, at the size that they were submitted with{smaller}; an elastic "
@@ -218,7 +224,7 @@ def _settings(args: argparse.Namespace) -> SimulationSettings:
         **{f"{name}_s": getattr(args, name) for name in ("interval", "pause", "grow_wait", "cooldown", "horizon")},
         **{
             name: getattr(args, name)
-            for name in ("fairness", "start_smaller", "drop", "learned", "seed", "stretch", "until")
+            for name in ("fairness", "first_size", "drop", "learned", "seed", "stretch", "until")
         },
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -187,6 +188,18 @@ def fit(observations: Sequence[Observation], prior: Prior | None = None) -> Thro
     Raises PlanInputError for no observations, or one that is not a number or not a size.
     """
     return fit_many([observations], prior)[0]
+
+
+@lru_cache(maxsize=256)
+def unmeasured(prior: Prior) -> ThroughputModel:
+    """The model of a job that was never measured: a program in the middle of what the prior was learned from. Its
+    speedups mean something, its samples per second nothing. The same object for the same prior."""
+    seconds, micro = math.exp(prior.at[0]), max(1, round(math.exp(prior.at[1])))
+    return fit([Observation(1, 1, micro, micro, 1, seconds, LITTLE)], prior)
+
+
+LITTLE = 0.01
+"""The weight of a report that was never made."""
 
 
 def fit_many(

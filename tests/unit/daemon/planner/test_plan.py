@@ -401,35 +401,3 @@ def test_a_job_grows_by_nodes_like_its_own_or_is_told_why_not(features: dict[str
     assert decision.gpus_to == gpus
     if why:
         assert decision.reason == Reason.KEEP_REQUEST.value and why in decision.evidence["limit"]
-
-
-def test_a_job_that_there_is_no_room_for_starts_at_its_smallest_size() -> None:
-    """Where the site wants that: four nodes are asked for and two are free, of which it takes what it accepts least."""
-    world = World(4)
-    world.cluster.run(2, "n1 n2")
-    world.cluster.wait(1, 4, 4, "elastic:gpus=4-16,step=4,batch=240-3840", asked_per_node=4)
-    assert world.plan().starts == {}
-    world.settings = replace(SETTINGS, start_smaller=True)
-    plan = world.plan()
-    shape = plan.starts[1]
-    assert (shape.nodes, shape.gpus_per_node) == (1, 4) and set(shape.node_list) <= {"n3", "n4"}
-    assert row(plan, 1).gpus_to == 4 and "starts with 4 GPUs" in row(plan, 1).evidence["next"]
-    world.cluster.run(3, "n3 n4")
-    assert world.plan().starts == {}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"asked_per_node": 0}, {"exclusive": True}, {"required_nodes": ("n1",)}, {"restarts": 1}, {"array_job_id": 9},
-        {"reason": "Dependency"}, {"reason": "QOSMaxGRESPerUser"}, {"reason": "JobHeldUser"},
-    ],
-)  # fmt: skip
-def test_nobody_starts_smaller_whose_size_is_not_ours_to_change(change: dict[str, object]) -> None:
-    """Who has run before, waits for something else than nodes, or asked for what another size would break."""
-    world = World(4)
-    world.settings = replace(SETTINGS, start_smaller=True)
-    world.cluster.run(2, "n1 n2")
-    more = {"asked_per_node": 4, "reason": "Resources"} | change
-    world.cluster.wait(1, 4, 4, "elastic:gpus=4-16,step=4,batch=240-3840", **more)
-    assert world.plan().starts == {}

@@ -120,6 +120,18 @@ def test_drop_mode_turns_jobs_away() -> None:
     assert outcome(rows).jobs[1].end_s > 0
 
 
+@pytest.mark.parametrize("first_size", ["script", "smallest", "plan"])
+def test_a_job_is_admitted_while_everyone_can_have_its_smallest_size(first_size: str) -> None:
+    """As the core paper admits jobs, where first sizes are not the scripts': the first job gives one of its two nodes
+    to the second, and the third is turned away, for no more fits. By the scripts' sizes the second has no room either.
+    """
+    rows = [job("a", 0, 8, 80_000, min_gpus=4, max_gpus=8), *(job(n, 10, 8, 800, min_gpus=4, max_gpus=8) for n in "bc")]
+    settings = replace(QUIET, drop=True, first_size=first_size)
+    found = outcome(rows, "log-throughput", settings).jobs
+    assert [one.dropped for one in found] == [False, first_size == "script", True]
+    assert found[1].first_gpus == (0 if first_size == "script" else 4)
+
+
 def test_jobs_that_the_queue_never_showed_are_dropped_too() -> None:
     """The planner sees the head of the queue; behind it jobs are turned away as well."""
     dropped = outcome([job(name, 0.0, 8, min_gpus=8) for name in "abcd"], settings=replace(QUIET, drop=True))

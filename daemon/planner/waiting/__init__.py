@@ -1,0 +1,1 @@
+"""Jobs in Slurm's queue: at which size an elastic one is to start."""

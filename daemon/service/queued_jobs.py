@@ -1,0 +1,102 @@
+"""What plans need to know of jobs in Slurm's queue, from the store: sizes of ours, and how fast their programs are.
+
+Promise: a size that was set is known again after a restart, for its event was written before Slurm was asked. A job's
+model is that of the last run of its user's with its name, else the middle of what is known of this cluster's programs.
+Limit: what a job's script will run is not known before it runs; another script under an old name is taken for the old
+one until it has reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from slurm_elastic.db.rows import EventRow
+from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.errors import ElasticError, SlurmError
+from slurm_elastic.protocol.event_kind import EventKind
+
+from ..capacity.roster import Roster
+from ..models.cache import observations
+from ..models.priors import Priors
+from ..optimizer.job_view import Model
+from ..optimizer.models.throughput import fit, unmeasured
+from ..planner.waiting.first_sizes import Changed
+from ..slurm.model import Size, SlurmClient
+
+ANEW_S = 300.0
+"""How long the model of a name is kept."""
+
+
+class QueuedJobs:
+    """One per daemon; not thread-safe."""
+
+    def __init__(self, client: SlurmClient, store: Store, priors: Priors) -> None:
+        self._client, self._store, self._priors = client, store, priors
+        self._changed: dict[int, Changed | None] = {}
+        """None: its size was never changed."""
+        self._models: dict[tuple[str, str], tuple[float, Model]] = {}
+
+    def changed(self, roster: Roster) -> dict[int, Changed]:
+        """Waiting jobs that have never run and whose sizes were changed, by job id."""
+        waiting = [job.job_id for job in roster.elastic.values() if job.base.pending and not job.base.restarts]
+        known = self._changed
+        new = [job_id for job_id in waiting if job_id not in known]
+        events = self._store.last_events(new, EventKind.RESUME) if new else {}
+        read = {job_id: _changed(events.get(job_id)) for job_id in new}
+        self._changed = {job_id: read[job_id] if job_id in read else known[job_id] for job_id in waiting}
+        return {job_id: one for job_id, one in self._changed.items() if one is not None}
+
+    def asked(self, job_ids: Iterable[int]) -> None:
+        """Slurm was, or may have been, asked for other sizes of these jobs."""
+        for job_id in job_ids:
+            self._changed.pop(job_id, None)
+
+    def scripts(self, sizes: Mapping[int, Size]) -> dict[int, Size]:
+        """What these jobs' scripts ask for, to be given back to them: as it is, or as it was before it was changed. Of
+        jobs that Slurm does not say it of, nothing. `sizes`: the same without tasks, CPUs and memory."""
+        found = {}
+        for job_id, size in sizes.items():
+            before = self._changed.get(job_id)
+            if before is not None and before.script == size:
+                found[job_id] = before.script
+                continue
+            with suppress(SlurmError):
+                asked = self._client.asked_size(job_id)
+                found |= {job_id: asked} if asked == size else {}
+        return found
+
+    def models(self, roster: Roster, now: float) -> dict[int, Model]:
+        """What is believed of the speed of waiting jobs, by job id."""
+        return {
+            job.job_id: self._model(job.base.user, job.base.name, now)
+            for job in roster.elastic.values()
+            if job.base.pending
+        }
+
+    def _model(self, user: str, name: str, now: float) -> Model:
+        known = self._models.get((user, name))
+        if known is not None and now - known[0] < ANEW_S:
+            return known[1]
+        self._models = {key: one for key, one in self._models.items() if now - one[0] < ANEW_S}
+        last = self._store.youngest_named(user, name)
+        prior = self._priors.of_job(last).prior if last is not None else self._priors.cluster().prior
+        seen = observations(self._store.observations(last)) if last is not None else ()
+        try:
+            model: Model = fit(seen, prior) if seen else unmeasured(prior)
+        except ElasticError:
+            model = unmeasured(prior)
+        self._models[user, name] = now, model
+        return model
+
+
+def _changed(event: EventRow | None) -> Changed | None:
+    script, now = (event.detail.get("script"), event.detail.get("size")) if event is not None else (None, None)
+    if event is None or not script or not now:
+        return None
+    return Changed(_size(script), _size(now), event.at)
+
+
+def _size(plain: Mapping[str, Any]) -> Size:
+    return Size(**{name: plain[name] for name in Size.__dataclass_fields__ if name in plain})
