@@ -328,6 +328,18 @@ pieces = st.builds(
 shapes = st.builds(Shape, st.integers(1, 99), st.integers(1, 8), gpu_type=text, node_list=st.lists(text).map(tuple))
 
 
+def test_the_last_event_of_a_kind(store: Store) -> None:
+    """Of each job that has one; job 3 has none."""
+    for number, (job_id, kind) in enumerate([(1, "resume"), (2, "resume"), (1, "resume"), (1, "free"), (3, "free")]):
+        store.add_event(job_id, EventKind(kind), "selasticd", {"number": number}, 10.0 + number)
+    found = store.last_events([1, 2, 3], EventKind.RESUME)
+    assert {job_id: (event.detail["number"], event.at) for job_id, event in found.items()} == {
+        1: (2, 12.0),
+        2: (1, 11.0),
+    }
+    assert store.last_events([], EventKind.RESUME) == {}
+
+
 @given(st.lists(pieces).map(tuple), st.lists(shapes).map(tuple))
 def test_pieces_and_shapes_come_back_as_they_were(held: tuple[Piece, ...], asked: tuple[Shape, ...]) -> None:
     """No field of what is kept and added is lost in the database."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.daemon.slurm.model import Size
-from slurm_elastic.daemon.slurm.pending_resize import record, size_words
+from slurm_elastic.daemon.slurm.pending_resize import asked_size, record, size_words
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable
 
 # Recorded from Slurm 22.05.8: sbatch -N1 --gpus-per-node=4 -c2.
@@ -70,6 +70,41 @@ def test_without_an_operator_the_tasks_of_a_node_stay() -> None:
     assert words(Size(3, 2), keep_tasks=True, **given) == {
         "NumNodes": "3-3", "NumTasks": "12", "NumCPUs": "24", "CpusPerTask": "2", "MinCPUsNode": "8", "Gres": "gpu:2"
     }  # fmt: skip
+
+
+def given(fields: dict[str, str], size: Size, keep_tasks: bool) -> dict[str, str]:
+    """The record after Slurm took the words."""
+    said = dict(word.split("=", 1) for word in size_words(fields, size, keep_tasks=keep_tasks))
+    tasks = {"NtasksPerN:B:S:C": f"{said['TasksPerNode']}:0:*:*"} if "TasksPerNode" in said else {}
+    memory = {"MinMemoryNode": f"{said['MinMemoryNode']}M"} if "MinMemoryNode" in said else {}
+    return {
+        **fields, **tasks, **memory, "NumNodes": said["NumNodes"], "NumTasks": said["NumTasks"],
+        "CPUs/Task": said["CpusPerTask"], "NumCPUs": said["NumCPUs"], "TresPerNode": f"gres:{said['Gres']}",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("keep_tasks", [False, True])
+@pytest.mark.parametrize("size", [Size(1, 1), Size(3, 2), Size(1, 4), Size(1, 3)])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {}, {"CPUs/Task": "1"}, {"CPUs/Task": "6", "MinMemoryNode": "10G"}, {"CPUs/Task": "3", "MinMemoryNode": "1G"},
+        {"NumTasks": "8", "NtasksPerN:B:S:C": "4:0:*:*"}, {"NumTasks": "8"},
+        {"NumTasks": "4", "NtasksPerN:B:S:C": "2:0:*:*"},
+    ],
+)  # fmt: skip
+def test_a_job_can_have_back_exactly_what_it_asked_for(asked: dict[str, str], size: Size, keep_tasks: bool) -> None:
+    """Whatever was rounded on the way down, with a task for each GPU or without, for operators and others."""
+    before = {**record(SHOWN, 1), "NumNodes": "2-2", "NumTasks": "2", **asked}
+    script = asked_size(before)
+    after = given(given(before, size, keep_tasks), script, keep_tasks)
+    assert (asked_size(after), after["NumTasks"], after["CPUs/Task"]) == (
+        script,
+        before["NumTasks"],
+        before["CPUs/Task"],
+    )
+    assert asked_size(after).mem_mb == script.mem_mb
+    assert after.get("NtasksPerN:B:S:C") == before["NtasksPerN:B:S:C"]
 
 
 @pytest.mark.parametrize(

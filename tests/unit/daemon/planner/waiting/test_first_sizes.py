@@ -144,6 +144,15 @@ def test_a_job_that_did_not_start_is_left_at_its_scripts_size_for_a_while() -> N
     assert made.plan(changed={1: replace(back, at=NOW - AGAIN_S)}).first.starts == {1: Size(1, 4)}
 
 
+def test_a_job_that_slurm_does_not_start_though_there_is_room_gets_its_own_size_back() -> None:
+    """Two minutes later room is no longer kept for its like, which is how this is noticed."""
+    made = world("smallest")
+    made.cluster.change(1, num_nodes=1, gpus=4, cpus=8)
+    changed = {1: Changed(SCRIPT, Size(1, 4), NOW - 120)}
+    (met,) = made.plan(changed=changed).met
+    assert made.plan(changed=changed, passed=[met.need.kind]).first.back == {1: SCRIPT}
+
+
 def test_a_job_that_slurm_holds_at_the_size_that_it_was_given_gets_its_own_back() -> None:
     """A limit of the site that nobody foresaw: the reason is no longer that it waits for nodes."""
     made = world("smallest")
