@@ -46,10 +46,10 @@ from ..prediction.scoring import Expectations
 from ..slurm.model import SlurmClient, Snapshot
 from ..slurm.site import Site
 from ..text.reasons import Reason
-from .job_inputs import JobInputs
+from .inputs.job_inputs import JobInputs
+from .inputs.nonstarters import Nonstarters
+from .inputs.queued_jobs import QueuedJobs
 from .job_registry import JobRegistry
-from .nonstarters import Nonstarters
-from .queued_jobs import QueuedJobs
 
 log = logging.getLogger(__name__)
 SLOW_S = 5.0

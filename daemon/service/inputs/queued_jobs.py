@@ -17,13 +17,13 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import ElasticError, SlurmError
 from slurm_elastic.protocol.event_kind import EventKind
 
-from ..capacity.roster import Roster
-from ..models.cache import observations
-from ..models.priors import Priors
-from ..optimizer.job_view import Model
-from ..optimizer.models.throughput import fit, unmeasured
-from ..planner.waiting.first_sizes import Changed
-from ..slurm.model import Size, SlurmClient
+from ...capacity.roster import Roster
+from ...models.cache import observations
+from ...models.priors import Priors
+from ...optimizer.job_view import Model
+from ...optimizer.models.throughput import fit, unmeasured
+from ...planner.waiting.first_sizes import Changed
+from ...slurm.model import Size, SlurmClient
 
 ANEW_S = 300.0
 """How long the model of a name is kept."""

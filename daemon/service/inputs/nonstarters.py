@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from ..capacity.make_room import Met
-from ..capacity.pending_jobs import Kind
-from ..slurm.model import Snapshot
+from ...capacity.make_room import Met
+from ...capacity.pending_jobs import Kind
+from ...slurm.model import Snapshot
 
 log = logging.getLogger(__name__)
 

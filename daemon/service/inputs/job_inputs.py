@@ -15,14 +15,14 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.resize_state import ResizeState
 
-from ..mechanisms.refusals import Refusal
-from ..models.cache import Fitted
-from ..models.costs import Costs
-from ..models.priors import Priors
-from ..planner import JobState
-from ..planner.running.cooldown import HOUR_S
-from ..planner.running.reports import remaining, slow_nodes
-from .job_registry import JobRegistry
+from ...mechanisms.refusals import Refusal
+from ...models.cache import Fitted
+from ...models.costs import Costs
+from ...models.priors import Priors
+from ...planner import JobState
+from ...planner.running.cooldown import HOUR_S
+from ...planner.running.reports import remaining, slow_nodes
+from ..job_registry import JobRegistry
 
 log = logging.getLogger(__name__)
 _NOTHING: Mapping[EventKind, Refusal] = MappingProxyType({})
