@@ -1,1 +1,1 @@
-"""What a plan is made from beside Slurm: of running jobs, of waiting ones, and of those that did not take their room."""
+"""What a plan is made from beside Slurm: of jobs that run, that wait, and that did not take their room."""
