@@ -230,8 +230,8 @@ class Settings:
     """At which size an elastic job starts for which there is no room as its script asks. It grows from there. Another
     size than the script's is never larger, is set in the queue only where its GPUs are free at that moment, and is
     taken back where the job does not start. Where elastic jobs queue, jobs are done earlier in the mean; one job may be
-    worse off than if it had waited, and stays small if selasticd ends. Only jobs that have never run and asked for their GPUs
-    per node, without a list of nodes, `--exclusive` or an array."""
+    worse off than if it had waited, and stays small if selasticd ends. Only jobs that have never run and asked for
+    their GPUs per node, without a list of nodes, `--exclusive` or an array."""
 
     cooldown_grow_s: float = number(600.0, 0, 86400)
     """Shortest time between a resize of a job and its next growth, where its pauses are long (see `cooldown_pauses`). A
