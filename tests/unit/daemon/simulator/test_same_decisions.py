@@ -54,10 +54,12 @@ def simulation() -> Elastic:
 
 
 def as_known(simulated: Inputs, daemon: Inputs) -> Inputs:
-    """The simulation's inputs with what the daemon has measured: the same jobs in the same order."""
+    """The simulation's inputs with what the daemon knows of the jobs: the same ones in the same order."""
     measured = [daemon.states[job_id] for job_id in sorted(daemon.states)]
     states = {
-        job_id: replace(state, observations=own.observations, model=own.model, pause_s=own.pause_s)
+        job_id: replace(
+            state, observations=own.observations, model=own.model, pause_s=own.pause_s, remaining=own.remaining
+        )
         for (job_id, state), own in zip(sorted(simulated.states.items()), measured, strict=True)
     }
     return replace(simulated, states=states, settings=daemon.settings)
@@ -76,6 +78,17 @@ def resizes(inputs: Inputs) -> list[Resize]:
     return sorted(found)
 
 
+def follow(simulated: Elastic, daemon: Inputs) -> list[Resize]:
+    """What the daemon begins, which the simulation must begin, too, and does."""
+    begun = resizes(daemon)
+    if begun:
+        context = as_known(simulated.inputs(), daemon)
+        assert resizes(context) == begun
+        for move in decide(context).begun:
+            simulated._resize(move)
+    return begun
+
+
 def start(simulated: Elastic, count: int) -> None:
     """The next jobs of the trace are submitted, and Slurm starts those that it can."""
     first = len(simulated.running) + len(simulated.waiting)
@@ -90,19 +103,15 @@ def test_simulator_and_daemon_decide_alike(world: World, seen: list[Inputs]) -> 
     start(simulated, ELASTIC)
     while not seen or any(not state.observations for state in seen[-1].states.values()) or len(seen[-1].states) < 3:
         world.round()
-    grown = resizes(seen[-1])
-    context = as_known(simulated.inputs(), seen[-1])
-    assert grown and resizes(context) == grown
-
-    for move in decide(context).begun:
-        simulated._resize(move)
+    assert follow(simulated, seen[-1])
     for _ in range(20):
         world.round()
+        simulated.now += 1000.0
+        follow(simulated, seen[-1])
     assert {job.gpus for job in jobs} >= {8} and sum(job.gpus for job in jobs) == NODES * GPUS
     world.rigid(2)
     world.rounds.run()
     start(simulated, 1)
-    simulated.now = 1000.0
     made_room = resizes(seen[-1])
     assert any(before > after for before, after, *_ in made_room) and all(row[0] >= row[1] for row in made_room)
     assert resizes(as_known(simulated.inputs(), seen[-1])) == made_room
