@@ -103,6 +103,8 @@ class Waiting:
         job, before = self.elastic.get(need.job_id), self.changed.get(need.job_id)
         if job is None or need.limit or need.unseen or not _asks_simply(job):
             return None
+        if need.jobs[0].reason == "BeginTime":  # its owner's wish: with another size it would start at once
+            return None
         script = _asks(need.jobs[0])
         if before is not None and before.now == before.script == script and self.now < before.at + AGAIN_S:
             return None

@@ -93,7 +93,8 @@ def test_gpus_that_one_before_it_waits_for_are_not_taken(first_size: str) -> Non
     [
         {"asked_per_node": 0}, {"exclusive": True}, {"required_nodes": ("n1",)}, {"restarts": 1}, {"array_job_id": 9},
         {"het_job_id": 1}, {"reservation": "mine"}, {"reason": "Dependency"}, {"reason": "QOSMaxGRESPerUser"},
-        {"reason": "JobHeldUser"}, {"reason": "None"}, {"comment": ""}, {"comment": "elastic:gpus=16,batch=240-3840"},
+        {"reason": "JobHeldUser"}, {"reason": "None"}, {"reason": "BeginTime", "eligible_time": 1030.0},
+        {"comment": ""}, {"comment": "elastic:gpus=16,batch=240-3840"},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("first_size", ["smallest", "plan"])
