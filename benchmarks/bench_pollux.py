@@ -61,7 +61,6 @@ ROWS = {
     "tiresias": Row("Tiresias, tuned sizes, 30 s", theirs="tiresias"),
     "optimus": Row("Optimus, true curves, tuned batches, 30 s", theirs="optimus"),
     "pollux": Row("Pollux, exact measurements, 30 s", theirs="pollux"),
-    "before": _ours("cooldowns of 600 and 120 s, no history", 30.0, settings={"cooldown_pauses": 0.0}, history=False),
     "ours-30": _ours("as shipped", 30.0),
     "ours": _ours("as shipped"),
     "no-history": _ours("programs not learned at jobs' ends", history=False),

@@ -168,7 +168,6 @@ class Daemon(Elastic):
         self.states = Reports(settings, ours, lambda i: of(self.jobs[i].trace.job_id))
         self.names = {job.trace.job_id: i for i, job in enumerate(self.jobs)}
         self.came = set[str]()
-        self.before: dict[int, dict[int, int]] = {}
 
     def _push(self, at: float, kind: int, i: int, version: int) -> None:
         """Time is the artifact's."""
@@ -183,14 +182,14 @@ class Daemon(Elastic):
         self.states.stale.add(i + 1)
 
     def _pause(self, i: int, seconds: float | None = None) -> None:
-        job, moved = self.jobs[i], self.nodes.held[i] != self.before.get(i)
+        job = self.jobs[i]
         job.nodes = self.nodes.count(i)
-        job.moves += 1
-        pause = self.ours.pause_s if moved else self.ours.batch_pause_s
-        job.resume_at = max(self.now, job.resume_at) + pause
+        job.resume_at = max(self.now, job.resume_at) + (self.ours.pause_s if seconds is None else seconds)
         job.since = job.resume_at
-        if not moved and pause:
-            self.of(job.trace.job_id).rescale_time = pause
+        if seconds is None:
+            job.moves += 1
+        elif seconds:
+            self.of(job.trace.job_id).rescale_time = seconds
         self._set_rate(i)
 
     def tick(self, now: float, alive: Sequence[str]) -> None:
@@ -206,7 +205,6 @@ class Daemon(Elastic):
         for i, job in self.running.items():
             self.states.report(i, job, now)
         self._start_in_order()
-        self.before = {i: dict(held) for i, held in self.nodes.held.items()}
         begun = -1
         while begun < self.resizes:  # a growth onto what a shrink frees is begun by the next round, seconds later
             begun = self.resizes
@@ -269,7 +267,7 @@ def policy_of(module: ModuleType, trace: Sequence[TraceJob], ours: Ours) -> Any:
 
         @property
         def moves(self) -> int:
-            """Resizes of all jobs, those of the batch alone among them."""
+            """Resizes of all jobs; changes of a batch alone are none."""
             return sum(job.moves for job in self.daemon.jobs)
 
     return Policy()
