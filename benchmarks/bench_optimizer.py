@@ -12,7 +12,7 @@ import argparse
 import time
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import _setup  # noqa: F401
 import numpy as np
@@ -28,8 +28,8 @@ from slurm_elastic.daemon.optimizer.solver.multi_pool import PoolChoice, solve_p
 from slurm_elastic.daemon.optimizer.solver.table import Choice, Columns
 
 TARGET_S = {(100, 512): 0.001, (1000, 4096): 0.006, (2000, 16384): 0.02, (10000, 100000): 0.08}
-PLAN_TARGET_S = {1000: (0.08, 0.02, None), 10000: (0.3, None, None)}
-"""By the number of jobs: nothing known from before, a tenth measured again, nothing new."""
+PLAN_TARGET_S = {1000: (0.08, 0.02, None, None), 10000: (0.3, None, None, None)}
+"""By the number of jobs: nothing known from before, a tenth measured again, nothing new, nothing but weights."""
 POOLS_TARGET_S = {1000: 0.2}
 
 
@@ -167,8 +167,15 @@ def plans(quick: bool) -> None:
         for turn in range(3):
             views[turn::10] = [measured_job(rng, j) for j in range(turn, jobs, 10)]
             best = min(best, cpu(lambda v=views, k=capacity, c=cache: again(v, k, c))[0])
-        rows = (("nothing known from before", first), ("a tenth measured again", best), ("nothing new", same))
-        for (label, seconds), goal in zip(rows, PLAN_TARGET_S.get(jobs, (None,) * 3), strict=True):
+        others = [replace(view, weight=0.9) for view in views]
+        weighed = cpu(lambda v=others, k=capacity, c=cache: again(v, k, c))[0]
+        rows = (
+            ("nothing known from before", first),
+            ("a tenth measured again", best),
+            ("nothing new", same),
+            ("nothing new but every weight", weighed),
+        )
+        for (label, seconds), goal in zip(rows, PLAN_TARGET_S.get(jobs, (None,) * 4), strict=True):
             print(f"{f'{jobs} x {capacity}':>15} {label:<44} {seconds:>9.4f}{goal_of(goal)}", flush=True)
 
 

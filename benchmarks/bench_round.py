@@ -7,9 +7,9 @@ Slurm's answers are synthesised in the form that squeue and sinfo print and come
 names, so that the real client, parsers, registry, store and planner run on them. Every job is elastic and reports; the
 waiting ones are ordinary. `first` is the first round after a start: models are fitted, records are read, and evidence
 is written for every job. Before each later round every job has less time left and reports, as running ones do: a share
-of `--anew` another speed than so far, the others what they have reported before. Every job would grow or change its
-batch, and few may in one round, so that all are planned and placed again each time. Memory is the daemon's largest
-resident size, and beside it what that is above the interpreter with its libraries. `--check`
+of `--anew` another speed than so far, the others what they have reported before. Most jobs would grow, and few may in
+one round, so that all are planned and placed again each time; what has begun stays under way. Memory is the daemon's
+largest resident size, and beside it what that is above the interpreter with its libraries. `--check`
 ends with status 1 when a later round takes more than 2 s of CPU or two queries, or the memory is over 150 MB.
 Limit: Slurm's own time for its answers is not in it; 5,000 jobs take squeue about 0.2 s. Jobs have ten reports each:
 one that has trained for a quarter of an hour keeps 2.4 kB for each configuration that it was measured at.
@@ -50,6 +50,8 @@ RAN_S, LIMIT_S = 3600, 86400
 """How long jobs have run at the beginning, and may run."""
 BEFORE = 8
 """Reports of a job at the batch that it trains at: a further one says little that is new."""
+BATCH, OTHER = 512, 64
+"""The batch that jobs train at: the best of their range, so that it is not changed. One that some report as well."""
 PROGRAM = """#!/bin/sh
 echo {name} >>{folder}/asked
 case "$*" in
@@ -126,8 +128,8 @@ def cluster(folder: Path, jobs: int, nodes: int, rigid: int) -> list[Piece]:
 def train(store: Store, pieces: list[Piece]) -> None:
     """Every job has registered and reported at three batches."""
     for piece, speed in zip(pieces, speeds(len(pieces)), strict=True):
-        store.set_in_use(piece.slurm_job_id, 1, (piece,), 64, time.time() - RAN_S, reason="registered")
-        reports = [said(batch, speed(batch), step) for step, batch in enumerate((128, 256, *[64] * BEFORE), 1)]
+        store.set_in_use(piece.slurm_job_id, 1, (piece,), BATCH, time.time() - RAN_S, reason="registered")
+        reports = [said(batch, speed(batch), step) for step, batch in enumerate((128, OTHER, *[BATCH] * BEFORE), 1)]
         store.submit_reports(piece.slurm_job_id, reports, time.time()).result()
 
 
@@ -152,11 +154,11 @@ def prepare(folder: Path, pieces: list[Piece], settings: Settings) -> None:
 
 
 def report_all(store: Store, jobs: int, share: float, chance: random.Random) -> None:
-    """Every job reports, and that share of them is slower or faster than it was at the batch of 128."""
+    """Every job reports, and that share of them is slower or faster than it was at the other batch."""
     waiting, anew = [], set(chance.sample(range(1, jobs + 1), round(share * jobs)))
     for number, speed in enumerate(speeds(jobs), 1):
         step = int(time.time() * 1000)
-        new = said(128, chance.uniform(0.1, 0.6), step) if number in anew else said(64, speed(64), step)
+        new = said(OTHER, chance.uniform(0.03, 0.4), step) if number in anew else said(BATCH, speed(BATCH), step)
         waiting.append(store.submit_reports(number, [new], time.time()))
     for future in waiting:
         future.result()
