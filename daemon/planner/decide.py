@@ -36,6 +36,9 @@ from .running.time_left import remaining_s
 from .waiting.first_sizes import NO_FIRST_SIZES, Candidate, FirstSizes, Waiting, first_sizes
 from .waiting.shares import shares
 
+MOST_BATCHES = 256
+"""Changes of a batch alone that one round begins: each is written to the disk before its supervisor hears of it."""
+
 
 @dataclass(slots=True)
 class Decisions:
@@ -229,12 +232,12 @@ def _group(made: Decisions, pool: Pool, running_jobs: list[RunningJob]) -> tuple
 
 
 def _begun(moved: Iterable[Move], settings: Settings) -> tuple[Move, ...]:
-    """The moves that begin now: those for waiting jobs first, shrinks before growths, the most progress first; and all
-    that change a batch alone, which takes no node from anyone."""
+    """The moves that begin now: those for waiting jobs first, shrinks before growths, the most progress first; then
+    those that change a batch alone, which take no node from anyone."""
     ready = [move for move in moved if move.changes and not move.later]
-    batches = [move for move in ready if move.of_batch]
+    batches = sorted((move for move in ready if move.of_batch), key=lambda m: -m.allotment.progress_change)
     ordered = sorted(
         (move for move in ready if not move.of_batch),
         key=lambda m: (not m.allotment.forced, m.gpus > m.allotment.running.gpus, -m.allotment.progress_change),
     )
-    return (*ordered[: settings.max_resizes_per_round], *batches)
+    return (*ordered[: settings.max_resizes_per_round], *batches[:MOST_BATCHES])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
+import pytest
 from plan_cases import NOW, SETTINGS, World, closed, order, row, seen
 
 from slurm_elastic.daemon.config.settings import Settings
-from slurm_elastic.daemon.planner import JobState
+from slurm_elastic.daemon.planner import JobState, decide
 from slurm_elastic.daemon.planner.running.cooldown import cooldown_s
 from slurm_elastic.daemon.text.reasons import Reason
 
@@ -170,14 +172,17 @@ def test_the_time_between_two_changes_of_batch() -> None:
     assert found == [False, True, False, True, False, True]
 
 
-def test_batches_are_no_resizes_of_a_round_or_an_hour() -> None:
-    """With room for one resize in a round three jobs change their batch beside it."""
+def test_batches_are_no_resizes_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for one resize in a round three jobs change their batch; not so many that writing them down takes the
+    round's time."""
     world = World(4)
     world.settings = replace(SETTINGS, max_resizes_per_round=1)
     for number in (1, 2, 3):
         world.job(number, f"n{number}", "elastic:gpus=4-4,batch=64-4096")
         world.states[number] = JobState(observations=(seen(4, 1.0, 256), seen(4, 1.5, 512)), reference=(4, 256))
     assert {(made.job_id, made.reason) for made in world.plan().resizes} == {(n, Reason.BATCH.value) for n in (1, 2, 3)}
+    monkeypatch.setattr(sys.modules[decide.__module__], "MOST_BATCHES", 2)
+    assert len(world.plan().resizes) == 2
 
 
 def test_after_a_change_of_batch_alone_a_job_grows_at_once() -> None:
