@@ -1,6 +1,6 @@
 """Records what this machine's Slurm prints for every command of the daemon, for the unit tests of the parsers.
 
-    python -m pytest tests/support/record_slurm.py                                  # tests/recorded/slurm-22.05.json
+    python -m pytest tests/support/record_slurm.py                                  # tests/recorded/*-22.05.*
     TESTS=tests/support/record_slurm.py packaging/test-matrix trixie forky          # the same of 24.11 and 26.05
 
 Not collected by itself. The jobs are those of `submit_all`; tests/unit/daemon/slurm/test_recorded.py says what must be
@@ -25,6 +25,13 @@ from slurm_elastic.protocol.errors import SlurmError
 RECORDED = Path(__file__).parents[1] / "recorded"
 SEPARATOR = "~~~"
 ENFORCED = ("AccountingStorageEnforce=limits,qos",)
+SHARES = (
+    *(["account", "physics", "fairshare=30"], ["account", "optics", "parent=physics", "fairshare=2"]),
+    *(["account", "chem", "fairshare=parent"], ["account", "idle", "fairshare=0"]),
+    *(["user", "man", "account=optics", "fairshare=5"], ["user", "daemon", "account=optics", "fairshare=parent"]),
+    *(["user", "games", "account=physics", "fairshare=4"], ["user", "man", "account=chem", "fairshare=2"]),
+)
+"""What sacctmgr adds before sshare is recorded."""
 _READ = re.compile(
     r"^ *(?:ClusterName=|ParentAccount=|GrpJobs=|GrpTRES=|MaxJobs=|MaxTRESPJ=|QOS=|(?:Account|User) Limits|No |[^=\s]+$"
     r"|MaxJobsP[AU]=|MaxTRESP[AU]=)"
@@ -137,6 +144,16 @@ def test_record(can_run_slurm: None, monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(SlurmError):
                 call()
         release = ".".join(f"{part:02}" for part in client.release())
-    RECORDED.mkdir(exist_ok=True)
     text = json.dumps({"ids": ids, "calls": client.calls}, indent=1, ensure_ascii=False)
     (RECORDED / f"slurm-{release}.json").write_text(f"{text}\n")
+
+
+def test_record_shares(can_run_slurm: None) -> None:
+    """Writes tests/recorded/sshare-RELEASE.txt, of the accounts that test_fair_share.py reads."""
+    with Sandbox.up(SandboxSpec()) as sandbox:
+        for words in SHARES:
+            assert sandbox.run(["sacctmgr", "-i", "add", *words]).returncode == 0, words
+        client = Recorder(sandbox.env["SLURM_CONF"])
+        wait_until(lambda: ("chem", "man") in client.shares().users, 60, "the new users")
+        release = ".".join(f"{part:02}" for part in client.release())
+    (RECORDED / f"sshare-{release}.txt").write_text(client.calls[-1]["stdout"])

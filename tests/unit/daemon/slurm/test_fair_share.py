@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from record_slurm import RECORDED
 
 from slurm_elastic.daemon.slurm.fair_share import ShareTree, tree
 from slurm_elastic.daemon.slurm.site import counts_shares
@@ -38,6 +41,23 @@ def test_shares_come_down_a_tree() -> None:
     assert found.path("idle", "games")[0] == ("account idle", 0.001)
     assert found.path("new", "games") == (("account new", 1.0), ("its users together", 1.0))
     assert found.path("optics", "games") is found.path("optics", "games")
+
+
+@pytest.mark.parametrize("printed", sorted(RECORDED.glob("sshare-*.txt")), ids=lambda path: path.stem)
+def test_every_release_prints_the_same_tree(printed: Path) -> None:
+    """Of record_slurm.SHARES, as each supported Slurm printed it."""
+    found = tree(printed.read_text())
+    physics, optics = ("account physics", 30.0), ("account optics", 2.0)
+    assert found.path("optics", "man") == (physics, optics, ("user man", 5.0))
+    assert found.path("optics", "daemon") == (physics, optics, ("its users together", 1.0))
+    assert found.path("physics", "games") == (physics, ("user games", 4.0))
+    assert found.path("chem", "man") == (("user man", 2.0),)
+    assert found.path("idle", "games")[0] == ("account idle", 0.001)
+
+
+def test_there_are_trees_of_every_supported_release() -> None:
+    """Those that `make test` and `make test-matrix` run on."""
+    assert {"sshare-22.05", "sshare-24.11", "sshare-26.05"} <= {path.stem for path in RECORDED.glob("sshare-*.txt")}
 
 
 def test_nothing_listed_is_an_empty_tree_and_another_form_is_refused() -> None:
