@@ -10,6 +10,8 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fresh_store import fresh_store
+
 from slurm_elastic.daemon.api.waiters import Waiters
 from slurm_elastic.daemon.capacity.roster import Known
 from slurm_elastic.daemon.config.settings import Settings
@@ -23,7 +25,6 @@ from slurm_elastic.daemon.service.rounds import Rounds
 from slurm_elastic.daemon.slurm.fake import UIDS, Component, FakeSlurm
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
-from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed
 from slurm_elastic.protocol.messages import Phase, Piece, Registration, Report, Resize, Shape
@@ -57,7 +58,7 @@ class World:
         """Start the daemon, or start it again after it died: nothing but the store is left of the one before."""
         if hasattr(self, "store"):
             self.store.close()
-        self.store = Store.open(self.url)
+        self.store = fresh_store(self.url)
         self.waiters = Waiters()
         clock = lambda: self.slurm.now  # noqa: E731
         self.jobs = SnapshotCache(self.slurm.client(), clock, lambda seconds: None)

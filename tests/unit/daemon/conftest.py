@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from fresh_store import fresh_store, nothing
 from live_api import daemon as daemon
 from live_api import run as run
 
@@ -40,19 +41,23 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """An empty real store on a temporary file."""
-    with Store.open(f"sqlite:///{tmp_path}/elastic.db") as opened:
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Store]:
+    """A real store on a temporary file: empty, or for a test of the story with that in it."""
+    fill = _story if "story" in request.fixturenames else nothing
+    with fresh_store(f"sqlite:///{tmp_path}/elastic.db", fill) as opened:
         yield opened
 
 
 @pytest.fixture
 def story(store: Store) -> Store:
     """The store with the story in it."""
+    return store
+
+
+def _story(store: Store) -> None:
     _resized(store)
     _growing(store)
     _others(store)
-    return store
 
 
 def job(job_id: int, user: str, uid: int, **more: object) -> JobRow:

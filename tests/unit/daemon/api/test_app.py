@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from api_harness import ADA, BASE, BOB, REGISTRATION, REPORT, RESIZE, ROOT, FakeController, Named, job
+from fresh_store import fresh_store
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
@@ -58,7 +59,7 @@ def with_token(token: str) -> dict[str, str]:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
+    with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
         store.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
         for job_id in (7, 8):
             store.set_in_use(job_id, 1, (dataclasses.replace(BASE, slurm_job_id=job_id),), 64, 10.0)

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from api_harness import ADA, BOB, FakeController, job, served
 from certificates import self_signed
+from fresh_store import fresh_store
 from waiting import wait_until
 
 from slurm_elastic.daemon import reports
@@ -32,7 +33,6 @@ from slurm_elastic.daemon.reports.history import PlanTable
 from slurm_elastic.daemon.service.listeners import AddressUnusable, shows_all_uids, unix_listener
 from slurm_elastic.daemon.service.server import DaemonServer
 from slurm_elastic.db.rows import DecisionRow
-from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, NotFound, SlurmUnreachable
 
@@ -47,7 +47,7 @@ class Seen(FakeController):
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., tuple[DaemonServer, int]]]:
     """Serves the API with these settings on a free port and the settings' Unix socket."""
-    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store, contextlib.ExitStack() as running:
+    with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store, contextlib.ExitStack() as running:
         store.upsert_jobs([job(7, os.geteuid(), "me"), job(8, BOB, "bob")])
 
         def start(**values: object) -> tuple[DaemonServer, int]:
@@ -241,7 +241,7 @@ def test_private_data_hides_others_jobs(tmp_path: Path) -> None:
     assert Authenticator(elsewhere).viewer(ADA).private
     roles.private = False
     assert not Authenticator(elsewhere, roles).viewer(ADA).private
-    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
+    with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
         store.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
         store.set_in_use(8, 1, (), 64, 10.0)
         store.save_decisions(1.0, [DecisionRow(8, 1.0, 4, 8, 64, 64, "grow_idle", None, None, mode="advise")])

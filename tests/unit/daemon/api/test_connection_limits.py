@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from api_harness import ADA, FakeController, Named, job, served
 from certificates import self_signed
+from fresh_store import fresh_store
 from waiting import wait_until
 
 from slurm_elastic.daemon.api import connection_limits, http_server
 from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.api.connection_limits import MAX_CONNECTIONS, ConnectionLimits
 from slurm_elastic.daemon.config.settings import Settings
-from slurm_elastic.db.store import Store
 
 OF_PEER = 24
 
@@ -62,7 +62,7 @@ def test_a_flood_from_one_peer_is_refused_and_ends(
     when it has ended them."""
     local, cert, key = way == "Unix", *(self_signed(tmp_path) if way == "TLS" else ("", ""))
     settings = Settings(state_dir=str(tmp_path), listen_socket=str(tmp_path / "s"), tls_cert=cert, tls_key=key)
-    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store, contextlib.ExitStack() as held:
+    with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store, contextlib.ExitStack() as held:
         store.upsert_jobs([job(7, ADA, "ada")])
         app = create_app(store, FakeController(), settings, Named(settings))  # type: ignore[arg-type]
         server, port = held.enter_context(served(app, settings))
@@ -98,7 +98,7 @@ def test_a_handshake_that_does_not_end_is_ended(
     monkeypatch.setattr(connection_limits, "HANDSHAKE_S", 0.5)
     cert, key = self_signed(tmp_path)
     settings = Settings(state_dir=str(tmp_path), tls_cert=cert, tls_key=key)
-    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
+    with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
         app = create_app(store, FakeController(), settings, Named(settings))  # type: ignore[arg-type]
         with served(app, settings) as (_, port), socket.create_connection(("127.0.0.1", port), 60) as peer:
             peer.sendall(says)
@@ -112,7 +112,7 @@ def test_a_connection_counts_once_before_and_after_its_handshake(tmp_path: Path,
     """As many as one peer may have are answered over TLS, one more is refused, and none counts when it has ended."""
     cert, key = self_signed(tmp_path)
     settings = Settings(state_dir=str(tmp_path), tls_cert=cert, tls_key=key)
-    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store, contextlib.ExitStack() as held:
+    with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store, contextlib.ExitStack() as held:
         app = create_app(store, FakeController(), settings, Named(settings))  # type: ignore[arg-type]
         _, port = held.enter_context(served(app, settings))
 

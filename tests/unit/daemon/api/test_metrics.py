@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from api_harness import ADA, BASE, BOB, REPORT, RESIZE, ROOT, FakeController, Named, job
+from fresh_store import fresh_store
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
@@ -13,7 +14,6 @@ from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import DecisionRow
-from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codec import to_json
 from slurm_elastic.protocol.messages import Reports
 
@@ -38,7 +38,7 @@ def scrape(http: TestClient, who: str = f"Test {ADA}") -> dict[tuple[str, tuple[
 def test_a_scrape_tells_sums_and_no_names(tmp_path: Path) -> None:
     """GPUs, throughput, decisions and resizes as they are in the store; requests and reports as they were counted;
     and nothing that names a user, a job or a node."""
-    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
+    with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
         settings = Settings()
         app = create_app(store, FakeController(), settings, Named(settings))
         store.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
@@ -76,7 +76,7 @@ def test_sums_over_others_jobs_are_for_those_who_may_see_them(tmp_path: Path, hi
     admin's tells all. A credential that proves nothing is refused."""
     conf = tmp_path / "slurm.conf"
     conf.write_text(f"SlurmUser=root\nPrivateData={'jobs' if hidden else 'accounts'}\n")
-    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
+    with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
         settings = Settings(slurm_conf=str(conf))
         app = create_app(store, FakeController(), settings, Named(settings))
         store.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])

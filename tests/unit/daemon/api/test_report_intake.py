@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from api_harness import ADA, BASE, REPORT, FakeController, Named, job, served
+from fresh_store import fresh_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import wait_until
@@ -113,7 +114,7 @@ def answer(connection: socket.socket) -> tuple[int, Any, HTTPMessage]:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
+    with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
         store.upsert_jobs([job(7, ADA, "ada"), job(8, ADA, "ada")])
         store.set_in_use(7, 1, (BASE,), 64, 10.0)
         chosen = Settings(requests_per_s=2)

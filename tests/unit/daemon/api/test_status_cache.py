@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from api_harness import ADA, BASE, BOB, REPORT, ROOT
+from fresh_store import fresh_store
 from sqlalchemy import event, text
 from waiting import wait_until
 
@@ -25,7 +26,7 @@ from slurm_elastic.db.store import Store
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as made:
+    with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as made:
         made.upsert_jobs([running(number) for number in (7, 8)])
         yield made
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fresh_store import fresh_store
 from store_records import JOB
 
 from slurm_elastic.daemon.config.settings import Settings
@@ -40,7 +41,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    with Store.open(f"sqlite:///{tmp_path}/a.db") as store:
+    with fresh_store(f"sqlite:///{tmp_path}/a.db") as store:
         yield World(store)
 
 

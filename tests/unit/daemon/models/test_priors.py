@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from daemon_harness import World
+from fresh_store import fresh_store
 from waiting import wait_until
 
 from slurm_elastic.daemon.config.settings import Settings
@@ -32,7 +33,7 @@ CHATTY = (-1.4, -0.3, -1.0, -3.0, 0.8, -2.0, -3.0)
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as opened:
+    with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as opened:
         yield opened
 
 
