@@ -105,7 +105,7 @@ def test_the_daemon_plans_anew_at_once(tmp_path: Path) -> None:
     job = world.elastic(comment=REQUEST)
     first = world.snapshot().jobs[1]
     assert first.nodes == ("n1",)
-    while not (resizes := world.store.open_resizes()):
+    while not (resizes := [resize for resize in world.store.open_resizes() if resize.add]):
         world.round()
     world.rigid()
     assert world.snapshot().nodes["n3"].gpus_used == 4
