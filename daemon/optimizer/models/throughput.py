@@ -1,8 +1,9 @@
 """From a few noisy reports to a job's throughput at any size, with its uncertainty.
 
 Promise: every prediction is positive and finite, one observation is enough, what was measured is predicted as measured,
-and the answer depends on nothing but the observations and the prior. Limit: the step-time form's own error is about 7 %
-of measured profiles, and a size on several nodes is little known until one such size was measured (`sigmas` says so).
+and the answer depends on nothing but the observations and the prior. The step-time form is averaged with a straight
+line, by how well each foretold the observations. Limit: the form's own error is about 7 % of measured profiles, and a
+size on several nodes is little known until one such size was measured (`sigmas` says so).
 
 With one size known the prior fills the rest: no curve is linear, so ties between unmeasured jobs go to an even spread.
 """
@@ -22,9 +23,10 @@ from . import fit as map_fit
 from . import straight_line
 from .configurations import Configurations, of_points
 from .observation import Observation, check_size, checked
+from .points import points_of, scale_known, scale_of
 from .prior import Prior, precision
 from .residual import MOST as MOST_KEPT
-from .residual import NOISE, Misses, factors_of, misses, variances_of
+from .residual import Misses, factors_of, misses, variances_of
 from .shipped_prior import DEFAULT
 from .step_time import (
     Array,
@@ -37,10 +39,6 @@ from .step_time import (
     step_time,
     sync_time,
 )
-
-SHARE_NOISE = 0.1
-"""Relative 1-sigma about a step of one GPU of the rest of a step without its communication: GPUs of one node cost each
-other -8 to +20 % in measured tables."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,9 +208,9 @@ def fit_many(
         return []
     each = [priors or DEFAULT] * len(jobs) if priors is None or isinstance(priors, Prior) else priors
     measured = [checked(rows) for rows in jobs]
-    points, noise = zip(*[_points(rows, prior) for rows, prior in zip(measured, each, strict=True)], strict=True)
-    means = [prior.mean_for(*_scale(rows[0])) for prior, rows in zip(each, measured, strict=True)]
-    precisions = [precision(prior, _scale_known(rows[0])) for prior, rows in zip(each, measured, strict=True)]
+    points, noise = zip(*[points_of(rows, prior) for rows, prior in zip(measured, each, strict=True)], strict=True)
+    means = [prior.mean_for(*scale_of(rows[0])) for prior, rows in zip(each, measured, strict=True)]
+    precisions = [precision(prior, scale_known(rows[0])) for prior, rows in zip(each, measured, strict=True)]
     columns = map_fit.columns_of(points)
     theta, covariance, form = map_fit.fit(columns, np.array(means), np.array(precisions))
     lines, line = straight_line.fit(columns)
@@ -238,36 +236,6 @@ def _finite(model: ThroughputModel) -> ThroughputModel | PlanInputError:
     return PlanInputError("the fit did not come to finite numbers")
 
 
-def _scale(first: Observation) -> tuple[float, float]:
-    """(seconds, micro batch) that a model's parameters are relative to."""
-    return first.compute_s / first.accumulation, float(first.micro_batch)
-
-
-def _scale_known(first: Observation) -> bool:
-    """Whether the first observation says what one GPU takes."""
-    return first.gpus == 1 or first.comm_share > 0
-
-
-def _points(observations: Sequence[Observation], prior: Prior) -> tuple[list[map_fit.Point], list[float]]:
-    """The steps as they were measured, and of each whose communication was, the rest as a step of one GPU; and the
-    variance of each one's noise.
-
-    Not where a step of one GPU was measured at that micro batch: it says the same without what GPUs of one node cost
-    each other.
-    """
-    scale, micro = _scale(observations[0])
-    alone = {o.micro_batch for o in observations if o.gpus == 1}
-    points, noise = list[map_fit.Point](), list[float]()
-    for o in observations:
-        m, weight = o.micro_batch / micro, _weight(o, prior)
-        points.append((o.gpus, o.nodes, m, o.accumulation, math.log(o.step_time_s / scale), weight))
-        noise.append(NOISE**2 / max(o.weight, 1e-9))
-        if o.gpus > 1 and o.comm_share and o.micro_batch not in alone:
-            points.append((1, 1, m, o.accumulation, math.log(o.compute_s / scale), 1.0 / prior.noise**2))
-            noise.append(SHARE_NOISE**2)
-    return points, noise
-
-
 def _misses(
     points: Sequence[Sequence[map_fit.Point]],
     noise: Sequence[Sequence[float]],
@@ -290,14 +258,6 @@ def _misses(
     return [found[i] for i in range(len(points))]
 
 
-def _weight(observation: Observation, prior: Prior) -> float:
-    """1 / sigma^2: repeated measuring sharpens it, but never below half of the form's own error."""
-    noise = prior.noise_apart if observation.nodes > 1 else prior.noise
-    if observation.weight <= 1:
-        return observation.weight / noise**2
-    return 1.0 / (noise**2 * (0.25 + 0.75 / observation.weight))
-
-
 def _model(
     observations: Sequence[Observation],
     theta: list[float],
@@ -307,7 +267,7 @@ def _model(
     kept: Misses,
 ) -> ThroughputModel:
     """The model of a finished fit."""
-    scale, micro = _scale(observations[0])
+    scale, micro = scale_of(observations[0])
     accumulates = any(o.accumulation > 1 for o in observations)
     seen = dict[tuple[int, int], float]()
     for o in observations:
