@@ -32,8 +32,8 @@ def check_cuts(call: str, instead: str, module: nn.Module, device: torch.device)
     kinds = {(device if parameter.is_meta else parameter.device).type for parameter in module.parameters()}
     if kinds <= {"cpu"} and not CUTS_ON_CPUS:
         raise TrainingError(
-            f"{call} of a model on the CPU needs a newer torch than {torch.__version__}, whose fully_shard computes on "
-            f"GPUs only; accepted here: {instead}, or a model on a GPU"
+            f"{call} of a model on the CPU needs torch 2.8, and this is {torch.__version__}, whose fully_shard is "
+            f"right on GPUs only; accepted here: {instead}, or a model on a GPU"
         )
 
 

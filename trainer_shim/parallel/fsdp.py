@@ -27,6 +27,7 @@ from ..world.mesh import (
     REPLICAS,
     DeviceMesh,
     DTensor,
+    average_on_cpus,
     check_sharded_over,
     clip,
     fully_shard,
@@ -103,6 +104,8 @@ class Sharded(Strategy):
             replicas = self.mesh[REPLICAS] if self.mesh.ndim > 1 else self.mesh
             self._shard(self.module, replicas)
             check_sharded_over(self.module, replicas)
+            if self._device.type == "cpu":
+                average_on_cpus(self.module)
         self._check_names()
         _give_memory(self.module, self._device)  # only now: what a rank holds no part of gets none
         self._swap()

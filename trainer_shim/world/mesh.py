@@ -29,16 +29,17 @@ except ImportError:  # where torch 2.4 has them
     CUTS_TWICE = False
 
 try:
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FSDPModule, fully_shard
 except ImportError:  # where torch 2.4 and 2.5 have it
-    from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
+    from torch.distributed._composable.fsdp import FSDPModule, fully_shard  # type: ignore[attr-defined]
 
 from .process_group import World
 from .resharding import Cut
 
 __all__ = ["DTensor", "DeviceMesh", "fully_shard"]  # others take them from here, wherever this torch has them
-CUTS_ON_CPUS = hasattr(torch.cpu.Stream, "record_event")
-"""Whether fully_shard computes without GPUs: torch 2.4 to 2.6 do not; it fails there in the first forward pass."""
+CUTS_ON_CPUS = hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
+"""Whether fully_shard computes without GPUs: before torch 2.8 it fails in the first forward pass, or gloo gives the sum
+of the ranks' gradients where fully_shard asks for their mean, and nothing can be done about it."""
 _MESHES: dict[tuple[str, tuple[int, ...], int], DeviceMesh] = {}
 """By kind of device, shape, and this rank."""
 REPLICAS = "dp"
@@ -77,6 +78,14 @@ def release(mesh: DeviceMesh, module: torch.nn.Module) -> None:
             held.update({name: None for name, value in held.items() if isinstance(value, dist.ProcessGroup)})
     for one in found:
         getattr(one, "_pg_registry", {}).clear()
+
+
+def average_on_cpus(module: torch.nn.Module) -> None:
+    """Have fully_shard divide sums of gradients itself: gloo gives the sum where it is asked for the mean, in torch 2.8
+    at least."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_force_sum_reduction_for_comms(True)
 
 
 def check_sharded_over(module: torch.nn.Module, mesh: DeviceMesh) -> None:

@@ -42,7 +42,13 @@ def open_store(host: str, listen: str = "") -> tuple[str, int, object]:
         return host, server.port, server
     listener = socket.create_server((listen, 0), family=interfaces.family(listen), backlog=1024)
     port = int(listener.getsockname()[1])
-    return listen, port, TCPStore(listen, port, master_listen_fd=listener.detach(), **options)
+    options["master_listen_fd"] = listener.fileno()
+    try:
+        server = TCPStore(listen, port, **options)
+    except NotImplementedError:  # before torch 2.8 only the older backend takes a socket that listens already
+        server = TCPStore(listen, port, use_libuv=False, **options)
+    listener.detach()
+    return listen, port, server
 
 
 class SealedStore(Store):

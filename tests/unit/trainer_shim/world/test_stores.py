@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from waiting import wait_until
 
@@ -98,6 +99,7 @@ def test_a_gate_that_a_stranger_opens_stays_closed() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="plays another user")
+@pytest.mark.skipif(torch.__version__ < (2, 8), reason="this torch's gloo waits minutes for a rank that has given up")
 def test_a_ranks_address_that_a_stranger_overwrites_is_not_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 has said how it is reached, and another user says otherwise, before rank 0 looks. The next world forms."""
     _, port, server = open_store("localhost")
