@@ -110,5 +110,21 @@ def short_factors(work: Mapping[int, float], power: float) -> dict[int, float]:
     return {job: factors[place] for job, place in at.items() if factors[place] != 1.0}
 
 
+def within_groups(factors: Mapping[int, float], groups: Mapping[int, Group]) -> dict[int, float]:
+    """By job, these factors by the mean of its group's: what is left gives no group more than its shares.
+
+    groups: of every job that has one. With one group, or none, nothing is changed. The mean is on the grid of the
+    factors, so a group's total is its share to within a sixteenth of a doubling.
+    """
+    if len(set(groups.values())) < 2:
+        return dict(factors)
+    members: dict[Group, list[float]] = {}
+    for job, group in groups.items():
+        members.setdefault(group, []).append(factors.get(job, 1.0))
+    means = {group: 2.0 ** _step(math.log2(math.fsum(those) / len(those))) for group, those in members.items()}
+    within = {job: factors.get(job, 1.0) / means[group] for job, group in groups.items()}
+    return {job: factor for job, factor in within.items() if factor != 1.0}
+
+
 def _step(octaves: float) -> float:
     return round(FACTORS * octaves) / FACTORS

@@ -23,7 +23,7 @@ from ..capacity.unlisted_gpus import lasting, may_have_started, unlisted_gpus
 from ..config.settings import Settings
 from ..optimizer.policies import POLICIES
 from ..optimizer.weights import Group as Weighed
-from ..optimizer.weights import GroupShare, Weights, fair_factors, group_shares, short_factors
+from ..optimizer.weights import GroupShare, Weights, fair_factors, group_shares, short_factors, within_groups
 from ..slurm.model import Job
 from .allocation import Division, Group, members_of
 from .context import Inputs, RoundContext
@@ -177,12 +177,11 @@ def _weights(inputs: Inputs, running_jobs: Mapping[int, RunningJob], places: Map
         by_pool.setdefault(pool.name, []).append(running_jobs[job_id])
     fair, short, shares = dict[int, float](), dict[int, float](), dict[int, GroupShare]()
     for jobs in by_pool.values():
-        if power:
-            short |= short_factors({s.job_id: work for s in jobs if (work := remaining_s(s, inputs.now))}, power)
-        if grouping is not None:
-            groups = {s.job_id: grouping(s.job.base) for s in jobs}
-            known, fair = group_shares(groups), fair | fair_factors(groups)
-            shares |= {job_id: known[group] for job_id, group in groups.items()}
+        groups = {s.job_id: grouping(s.job.base) for s in jobs} if grouping is not None else {}
+        left = {s.job_id: work for s in jobs if (work := remaining_s(s, inputs.now))} if power else {}
+        short |= within_groups(short_factors(left, power), groups)
+        known, fair = group_shares(groups), fair | fair_factors(groups)
+        shares |= {job_id: known[group] for job_id, group in groups.items()}
     both = {job_id: fair.get(job_id, 1.0) * short.get(job_id, 1.0) for job_id in fair.keys() | short.keys()}
     return Weights(both, short, shares)
 

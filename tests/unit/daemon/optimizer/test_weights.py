@@ -6,7 +6,14 @@ import math
 
 import pytest
 
-from slurm_elastic.daemon.optimizer.weights import LEAST, MOST_POWER, fair_factors, group_shares, short_factors
+from slurm_elastic.daemon.optimizer.weights import (
+    LEAST,
+    MOST_POWER,
+    fair_factors,
+    group_shares,
+    short_factors,
+    within_groups,
+)
 
 ALONE, MANY = (("user alone", 1.0),), (("user many", 1.0),)
 
@@ -53,6 +60,17 @@ def test_jobs_count_by_their_place_in_the_order_of_what_is_left() -> None:
     alike = short_factors({1: 1000.0, 2: 1010.0, 3: 90.0}, 0.5)
     assert alike[1] == alike[2] < alike[3]
     assert short_factors({1: 1000.0, 2: 1010.0}, 0.5) == short_factors({1: 1000.0}, 0.5) == {}
+
+
+def test_what_is_left_gives_no_user_more() -> None:
+    """Two short trainings of one user against two long ones of another: each user's count as much together, and among
+    a user's own the shorter counts more. With one user, or none, the order is that of all jobs."""
+    short = short_factors({1: 10.0, 2: 100.0, 3: 1e4, 4: 1e6}, 0.5)
+    within = within_groups(short, {1: ALONE, 2: ALONE, 3: MANY, 4: MANY})
+    counts = [within.get(job, 1.0) for job in (1, 2, 3, 4)]
+    assert counts[0] > counts[1] and counts[2] > counts[3]
+    assert sum(counts[:2]) == pytest.approx(sum(counts[2:]), rel=2 * (2 ** (1 / 16) - 1))
+    assert within_groups(short, {}) == within_groups(short, dict.fromkeys((1, 2, 3, 4), MANY)) == short
 
 
 def test_a_shorter_job_that_ends_or_comes_changes_nobodys_weight() -> None:
