@@ -10,7 +10,9 @@ import torch
 from local_jobs import DATA, loss_of, refused
 
 import slurm_elastic.trainer_shim as elastic
+from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS
 
+cuts = pytest.mark.skipif(not CUTS_ON_CPUS, reason="this torch's fully_shard needs GPUs")
 X, Y = DATA.tensors
 
 
@@ -40,6 +42,7 @@ def test_iterations_are_counted_and_end(made: list[elastic.Job]) -> None:
     assert (job.global_step, job.samples) == (3, 24)
 
 
+@cuts
 def test_replicas_and_shards_are_not_mixed(made: list[elastic.Job]) -> None:
     """A rank with fewer micro batches computes one more of a sharded model, which a replica would count."""
     job, _, _ = own(made)
@@ -49,6 +52,7 @@ def test_replicas_and_shards_are_not_mixed(made: list[elastic.Job]) -> None:
         job.shard(torch.nn.Linear(3, 1), 4)  # type: ignore[arg-type]
 
 
+@cuts
 def test_a_sharded_model_alone_is_whole(made: list[elastic.Job]) -> None:
     """One process needs no parts: the loop is as it is with replicas; under torch.no_grad() anybody may call it."""
     job = elastic.join(batch=8)
