@@ -34,6 +34,9 @@ COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
 """Bound of a single collective. Rank 0 may evaluate for long in job.once() while the others wait."""
 CONNECT_TRIES = 5
 """gloo tries this often to connect to a member that does not answer, each time for as long as its timeout."""
+LATER_BOUNDS = hasattr(dist.ProcessGroup, "set_timeout")
+"""Whether gloo heeds another timeout than a group's first one; up to torch 2.8 at least it does not. There who connects
+to a member that has given up waits until its supervisor ends it."""
 ARRIVAL_S = 5.0
 """How much later than a joiner, which knows why it does not get through, rank 0 gives up waiting for it."""
 POLL_S = 1.0
@@ -207,8 +210,9 @@ def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
         # Everyone has checked in, so forming and handing over state are short; bound() then allows for long waits.
         # Who turns back meanwhile leaves the others connecting: who does the same in vain has to be back in time too.
         timeout = datetime.timedelta(seconds=coming.forming_s / CONNECT_TRIES)
+        first = timeout if LATER_BOUNDS else COLLECTIVE_TIMEOUT
         excepthook = sys.excepthook
-        dist.init_process_group(backend(), store=store, rank=coming.rank, world_size=coming.size, timeout=timeout)
+        dist.init_process_group(backend(), store=store, rank=coming.rank, world_size=coming.size, timeout=first)
         sys.excepthook = excepthook  # torch puts one more around it, which prefixes each line, with every group
         complete(store, coming.size, timeout)
         objects.begin(gate.name)

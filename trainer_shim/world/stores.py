@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
@@ -42,13 +43,9 @@ def open_store(host: str, listen: str = "") -> tuple[str, int, object]:
         return host, server.port, server
     listener = socket.create_server((listen, 0), family=interfaces.family(listen), backlog=1024)
     port = int(listener.getsockname()[1])
-    options["master_listen_fd"] = listener.fileno()
-    try:
-        server = TCPStore(listen, port, **options)
-    except NotImplementedError:  # before torch 2.8 only the older backend takes a socket that listens already
-        server = TCPStore(listen, port, use_libuv=False, **options)
-    listener.detach()
-    return listen, port, server
+    if torch.__version__ < "2.8":  # there only the older backend takes a socket that listens already
+        options["use_libuv"] = False
+    return listen, port, TCPStore(listen, port, master_listen_fd=listener.detach(), **options)
 
 
 class SealedStore(Store):
