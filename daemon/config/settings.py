@@ -323,8 +323,8 @@ class Settings:
     """How long that lasts. The time doubles, up to a day, whenever the next such action is refused too."""
 
     max_resizes_per_round: int = number(16, 1, 10000)
-    """Most resizes that one round begins. Changes of a batch alone do not count: of them one
-    round begins 256."""
+    """Most resizes that one round begins. Changes of a batch alone do not count: one round begins 256 of
+    them at most."""
 
     max_resizes_per_job_hour: int = number(12, 1, 3600)
     """Most resizes of one job within an hour. A shrink for a waiting job is not limited by it, nor is a change of its

@@ -175,15 +175,15 @@ def _weights(inputs: Inputs, running_jobs: Mapping[int, RunningJob], places: Map
     by_pool: dict[str, list[RunningJob]] = {}
     for job_id, pool in places.items():
         by_pool.setdefault(pool.name, []).append(running_jobs[job_id])
-    fair, short, shares = dict[int, float](), dict[int, float](), dict[int, GroupShare]()
+    fair, short, of_groups = dict[int, float](), dict[int, float](), dict[int, GroupShare]()
     for jobs in by_pool.values():
         groups = {s.job_id: grouping(s.job.base) for s in jobs} if grouping is not None else {}
         left = {s.job_id: work for s in jobs if (work := remaining_s(s, inputs.now))} if power else {}
         short |= within_groups(short_factors(left, power), groups)
         known, fair = group_shares(groups), fair | fair_factors(groups)
-        shares |= {job_id: known[group] for job_id, group in groups.items()}
+        of_groups |= {job_id: known[group] for job_id, group in groups.items()}
     both = {job_id: fair.get(job_id, 1.0) * short.get(job_id, 1.0) for job_id in fair.keys() | short.keys()}
-    return Weights(both, short, shares)
+    return Weights(both, short, of_groups)
 
 
 def _grouping(inputs: Inputs) -> Callable[[Job], Weighed] | None:

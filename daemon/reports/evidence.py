@@ -69,7 +69,7 @@ class Evidence:
         "what the model believes where nothing was measured, and from how many runs", default=None
     )
     line_share: float | None = about(
-        "share of a straight line in the model's predictions, where that is most: it foretold the reports better",
+        "share of a straight line in the model's predictions, where that is most: it predicted the reports better",
         default=None,
     )
     unfitted: str | None = about("why no model can be made of the reports, in words that follow a colon", default=None)

@@ -101,8 +101,8 @@ class Prediction:
     sizes_measured: int = about("sizes that they were at")
     prior: str = about("where what was not measured is taken from")
     line_share: float | None = about(
-        "share of a straight line in what is predicted, by how well it foretold the reports; the rest is the step-time "
-        "form's",
+        "share of a straight line in what is predicted, by how well it predicted the reports; the rest is the "
+        "step-time form's",
         default=None,
     )
     policy: str = about("what the batches are chosen by")

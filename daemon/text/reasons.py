@@ -69,10 +69,8 @@ def bottleneck_text(kind: str, share: float, rank: int, node: str) -> str:
 def model_text(line_share: float) -> str:
     """What a job's throughput model is, by the straight line's share of what it predicts."""
     if line_share > 0.5:
-        return (
-            f"a straight line foretold the reports better than the step-time form: it has {line_share:.0%} of the say"
-        )
-    return f"the step-time form has {1 - line_share:.0%} of the say, a straight line {line_share:.0%}"
+        return f"{line_share:.0%} a straight line, which predicted the reports better than the step-time form"
+    return f"{1 - line_share:.0%} the step-time form, {line_share:.0%} a straight line"
 
 
 def bottleneck_remedy(kind: str) -> str:

@@ -26,6 +26,7 @@ REACH = 3.0
 """Standard deviations of x that the slope is followed for: further out nobody has seen how it goes on."""
 
 LINE_SHARE = 1 / 3
+"""What `line_share` is before anything was learned of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Prior:
     noise_apart: float = 0.2
     """The same on several nodes."""
     line_share: float = LINE_SHARE
-    """How probable it is that a straight line in logarithms foretells a job better than the form with this prior."""
+    """How probable it is that a straight line in logarithms predicts a job better than the form with this prior."""
     runs: int = 0
     """What it was learned from; 0: assumed."""
 

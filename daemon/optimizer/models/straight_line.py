@@ -9,7 +9,7 @@ al., "Bayesian Model Averaging: A Tutorial", 1999):
     ln T = (1 - w) ln form + w line         w / (1 - w) = v / (1 - v) x p(reports | line) / p(reports | form)
 
 with both probabilities given the first report, which each takes as it is; v is the prior's `line_share`, which is
-learned: of programs that the form foretold the line soon has nothing. Promise: exact (a linear model with a normal
+learned: of programs that the form predicted the line soon has nothing. Promise: exact (a linear model with a normal
 prior). Limit: what is believed of the slopes is the same for all programs; nothing is learned about them.
 """
 

@@ -2,7 +2,7 @@
 
 Promise: every prediction is positive and finite, one observation is enough, what was measured is predicted as measured,
 and the answer depends on nothing but the observations and the prior. The step-time form is averaged with a straight
-line, by how well each foretold the observations. Limit: the form's own error is about 7 % of measured profiles, and a
+line, by how well each predicted the observations. Limit: the form's own error is about 7 % of measured profiles, and a
 size on several nodes is little known until one such size was measured (`sigmas` says so).
 
 With one size known the prior fills the rest: no curve is linear, so ties between unmeasured jobs go to an even spread.
@@ -66,7 +66,7 @@ class ThroughputModel:
     line: straight_line.Line
     """The straight line's, in the same units."""
     line_share: float
-    """What share of a prediction the straight line has, by how well it foretold the reports; 0 to 1."""
+    """What share of a prediction the straight line has, by how well it predicted the reports; 0 to 1."""
     misses: Misses
     """What form and line miss where it was measured."""
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -391,6 +392,7 @@ def test_resize_is_waited_for(world: World) -> None:
 def test_one_job_cannot_take_all_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than ten seconds' worth of requests at once is 429 with a time to come back; other jobs are not touched."""
     monkeypatch.setattr(requests, "TOO_MANY_S", 0.0)
+    monkeypatch.setattr(requests, "time", SimpleNamespace(monotonic=lambda: 100.0))  # all of them at once
     headers = with_token(world.token())
     codes = [world.http.get("/v1/jobs/7/resize", headers=headers).status_code for _ in range(60)]
     assert codes[:50] == [204] * 50 and codes[-1] == 429

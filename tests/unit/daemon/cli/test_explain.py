@@ -309,7 +309,7 @@ def test_what_is_predicted_is_told_from_what_is_measured(store: Store, viewer: C
     assert "9 reports at 2 GPUs, no reports at 4 GPUs" in text
     assert "the target's throughput is the model's, give or take 18%, not measured" in text
     assert "Prior what was not measured is taken from 3 earlier runs of train.py on a100" in text
-    assert "Model a straight line foretold the reports better than the step-time form: it has 83% of the say" in text
+    assert "Model 83% a straight line, which predicted the reports better than the step-time form" in text
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_the_answer_says_how_much_of_it_is_a_straight_lines(history: Store) -> N
     answer = asked(history, 11)
     assert answer.line_share is not None and 0 <= answer.line_share <= 1
     stepped_back, of_before = (summary(replace(answer, line_share=share)) for share in (0.9, None))
-    assert any("a straight line foretold the reports better" in line and "90%" in line for line in stepped_back)
+    assert any("90% a straight line, which predicted the reports better" in line for line in stepped_back)
     assert not any("straight line" in line for line in of_before)
 
 

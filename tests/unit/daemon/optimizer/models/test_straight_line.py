@@ -1,4 +1,4 @@
-"""Form and straight line together: each has as much of the say as it foretold the job's own reports."""
+"""Form and straight line together: each has as large a share as it predicted the job's own reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def by_form(k: int, n: int, m: int) -> float:
     return 0.1 * float(step_time(parameters(ASSUMED.mean), k, n, m / 32, 1.0))
 
 
-def test_who_foretold_the_reports_has_the_say() -> None:
+def test_what_predicted_the_reports_better_has_the_larger_share() -> None:
     """A program of straight lines is predicted by the line, one of the form by the form; the model says which."""
     line, form = fit(reports(slow_start), ASSUMED), fit(reports(by_form), ASSUMED)
     assert line.form == "straight line" and line.line_share > 0.9
