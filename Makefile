@@ -26,7 +26,7 @@ AGAIN = --reruns 1 -rR
 # done, also where one failed. Each prints when it is done; what any of them installs is there before.
 test: ready slurm hooks-deps lint types contracts  ## every check and test, those on a private real Slurm included
 	@echo "tests: three runs at a time; each prints when it is done (half an hour)"
-	@$(MAKE) --no-print-directory -k -j3 --output-sync=target test-hosts test-cluster test-shim test-sites test-unit test-main-job
+	@$(MAKE) --no-print-directory -k -j3 --output-sync=target test-hosts test-cluster test-sites test-shim test-unit test-main-job
 
 check: ready  ## for every day, in under three minutes: lint, types, contracts, and the unit tests without torch
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint types contracts test-unit
@@ -84,7 +84,7 @@ soak-cluster: ready slurm  ## of which: selasticd, supervisors, workers, Slurm, 
 		$(BIN)/python -m pytest -s tests/cluster/test_killing.py tests/cluster/sites/test_site_kills.py \
 		tests/cluster/hosts/test_host_kills.py || failed=1; \
 	SELASTIC_EVERYWHERE=1 $(BIN)/python -m pytest tests/unit/daemon/mechanisms/test_faults_everywhere.py \
-		tests/cluster/hosts/test_failover.py tests/cluster/hosts/test_nodes_fail.py \
+		tests/cluster/hosts/test_failover.py tests/cluster/hosts/test_nodes_fail.py tests/cluster/hosts/test_cut_off.py \
 		tests/cluster/sites/test_minutes_and_associations.py || failed=1; \
 	exit $$failed
 

@@ -14,7 +14,7 @@ from live_daemon import live_daemon
 
 from slurm_elastic.daemon.sandbox import Sandbox
 
-ROUNDS = int(os.environ.get("SELASTIC_SOAK_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("SELASTIC_SOAK_ROUNDS", "2"))
 SEED = int(os.environ.get("SELASTIC_SOAK_SEED", "17"))
 KILLS = int(os.environ.get("SELASTIC_SOAK_KILLS", "3"))
 NAMES = os.environ.get("SELASTIC_SOAK_NAMES", "loopback").split(",")

@@ -11,7 +11,7 @@ from live_daemon import live_daemon
 from site_campaign import SiteCampaign
 from site_cluster import SiteCluster
 
-ROUNDS = int(os.environ.get("SELASTIC_SOAK_ROUNDS", "4"))
+ROUNDS = int(os.environ.get("SELASTIC_SOAK_ROUNDS", "2"))
 SEED = int(os.environ.get("SELASTIC_SOAK_SEED", "13"))
 KILLS = int(os.environ.get("SELASTIC_SOAK_KILLS", "2"))
 
