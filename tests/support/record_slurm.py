@@ -19,6 +19,7 @@ import pytest
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
+from slurm_elastic.daemon.sandbox.host import slurm_release
 from slurm_elastic.daemon.slurm import CommandClient, Size, SlurmClient, commands
 from slurm_elastic.protocol.errors import SlurmError
 
@@ -32,6 +33,23 @@ SHARES = (
     *(["user", "games", "account=physics", "fairshare=4"], ["user", "man", "account=chem", "fairshare=2"]),
 )
 """What sacctmgr adds before sshare is recorded."""
+TREE = "SwitchName=leaf1 Nodes=n[1-2]\nSwitchName=leaf2 Nodes=n[3-4]\nSwitchName=top Switches=leaf[1-2]\n"
+"""topology.conf. n5 hangs on no switch."""
+TREE_YAML = """- topology: fabric
+  cluster_default: true
+  tree:
+    switches:
+      - switch: top
+        children: leaf[1-2]
+      - switch: leaf1
+        nodes: n[1-2]
+      - switch: leaf2
+        nodes: n[3-4]
+- topology: plain
+  cluster_default: false
+  flat: true
+"""
+"""topology.yaml of the same tree, which newer releases read in place of topology.conf."""
 _READ = re.compile(
     r"^ *(?:ClusterName=|ParentAccount=|GrpJobs=|GrpTRES=|MaxJobs=|MaxTRESPJ=|QOS=|(?:Account|User) Limits|No |[^=\s]+$"
     r"|MaxJobsP[AU]=|MaxTRESP[AU]=)"
@@ -157,3 +175,19 @@ def test_record_shares(can_run_slurm: None) -> None:
         wait_until(lambda: ("chem", "man") in client.shares().users, 60, "the new users")
         release = ".".join(f"{part:02}" for part in client.release())
     (RECORDED / f"sshare-{release}.txt").write_text(client.calls[-1]["stdout"])
+
+
+@pytest.mark.parametrize("name", ["topology", "topology-yaml"])
+def test_record_topology(can_run_slurm: None, name: str) -> None:
+    """Writes tests/recorded/topology-RELEASE.txt: of a tree of two leaves, and of the same in topology.yaml."""
+    yaml = name == "topology-yaml"
+    if yaml and slurm_release(SandboxSpec()) < (25, 5):
+        pytest.skip("this Slurm knows no topology.yaml")
+    files = {"topology.yaml": TREE_YAML} if yaml else {"topology.conf": TREE}
+    lines = ("TopologyPlugin=topology/tree",)
+    with Sandbox.up(SandboxSpec(nodes=5, with_accounting=False, extra_slurm_conf=lines, extra_files=files)) as sandbox:
+        client = Recorder(sandbox.env["SLURM_CONF"])
+        client.site()
+        release = ".".join(f"{part:02}" for part in client.release())
+    shown = next(call["stdout"] for call in client.calls if call["command"][-1] == "topology")
+    (RECORDED / f"{name}-{release}.txt").write_text(shown)

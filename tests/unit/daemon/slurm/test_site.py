@@ -8,6 +8,7 @@ import pytest
 from cluster_snapshots import Cluster
 from daemon_harness import World
 from plan_cases import SETTINGS
+from record_slurm import RECORDED
 
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.capacity.slurm_limits import GpuLimit, gpu_limits
@@ -35,13 +36,22 @@ def test_reservations_are_read() -> None:
     assert reservations("No reservations in the system\n") == ()
 
 
-def test_leaf_switches_are_read() -> None:
-    """The lowest switch over each node; switches of switches say nothing more."""
-    text = (
-        "SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-2]\nSwitchName=s2 Level=0 LinkSpeed=1 Nodes=n3\n"
-        "SwitchName=top Level=1 LinkSpeed=1 Nodes=n[1-3] Switches=s[1-2]\n"
-    )
-    assert switches(text) == {"n1": "s1", "n2": "s1", "n3": "s2"}
+@pytest.mark.parametrize("printed", sorted(RECORDED.glob("topology-*.txt")), ids=lambda path: path.stem)
+def test_leaf_switches_are_read(printed: Path) -> None:
+    """Of record_slurm.TREE as each supported Slurm printed it, from topology.conf and topology.yaml: the lowest switch
+    over each node. Switches of switches say nothing more, and a node under none is left out."""
+    assert switches(printed.read_text()) == {"n1": "leaf1", "n2": "leaf1", "n3": "leaf2", "n4": "leaf2"}
+
+
+def test_there_are_topologies_of_every_supported_release() -> None:
+    """Those that `make test` and `make test-matrix` run on."""
+    wanted = {"topology-22.05", "topology-24.11", "topology-26.05", "topology-yaml-26.05"}
+    assert wanted <= {path.stem for path in RECORDED.glob("topology-*.txt")}
+
+
+def test_other_topologies_than_trees_tell_nothing() -> None:
+    """Blocks are no switches; and where there is no topology nothing is printed."""
+    assert switches("BlockName=b1 BlockIndex=0 Nodes=n[1-2] BlockSize=2\n") == switches("") == {}
 
 
 def limits_of(site: Site, snapshot: Snapshot) -> list[GpuLimit]:
