@@ -125,6 +125,8 @@ class ObservationRow:
     """Median over the reports that measured it, in samples; 0: none did."""
     comm_share: float = 0.0
     """Median over the reports that measured it, the share of exposed communication; 0: none did."""
+    input_wait_share: float = 0.0
+    """Median over the reports of which it is known, the share of a step that waits for input; 0 where of none."""
 
 
 @dataclass(frozen=True, slots=True)

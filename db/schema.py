@@ -181,6 +181,8 @@ rollups = Table(
     Column("samples_per_s", Double, nullable=False),
     Column("noise_scale", Double, nullable=False),
     Column("last_at", Double, nullable=False),
+    # NULL: a release that did not keep it has made the record.
+    Column("input_wait_share", Double),
     sqlite_with_rowid=False,
 )
 

@@ -5,6 +5,7 @@ A median is over the youngest reports of its configuration: a job's speed may ch
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,14 +24,15 @@ MOST = 256
 A job that reports more is known by those that it reported last."""
 _REPORTS = schema.reports
 _KEY = ("gpus", "nodes", "batch", "micro_batch", "accumulation")
-_MEASURED = ("step_time_median_s", "samples_per_s", "noise_scale", "comm_share")
+_MEASURED = ("step_time_median_s", "samples_per_s", "noise_scale", "comm_share", "input_wait_share")
 Key = tuple[int, int, int, int, int]
-Measured = tuple[float, float, float, float]
+Measured = tuple[float, float, float, float, float]
 
 
 @dataclass(slots=True)
 class Configuration:
-    """The youngest reports of one configuration: step time, samples/s, noise scale, share of communication."""
+    """The youngest reports of one configuration: step time, samples/s, noise scale, shares of communication and of
+    waiting for input."""
 
     count: int = 0
     last_at: float = 0.0
@@ -51,9 +53,9 @@ class Configuration:
         """The medians; `key` is always the same."""
         if self.known is not None:
             return self.known
-        times, rates, noises, shares = (self.youngest[i :: len(_MEASURED)] for i in range(len(_MEASURED)))
+        times, rates, noises, shares, waits = (self.youngest[i :: len(_MEASURED)] for i in range(len(_MEASURED)))
         figures = _median(times), _median(rates), self.last_at, _median_measured(noises), _median_measured(shares)
-        self.known = ObservationRow(*key, self.count, *figures)
+        self.known = ObservationRow(*key, self.count, *figures, _median_known(waits))
         return self.known
 
 
@@ -61,6 +63,12 @@ def _median_measured(values: array[float]) -> float:
     """Over those that were measured; 0: none was."""
     found = [value for value in values if value > 0] if any(values) else []
     return _median(found) if found else 0.0
+
+
+def _median_known(values: array[float]) -> float:
+    """Over those that are numbers; 0: none is."""
+    known = [value for value in values if not math.isnan(value)] if any(values) else []
+    return _median(known) if known else 0.0
 
 
 def _median(values: Sequence[float]) -> float:
@@ -74,7 +82,7 @@ def key_of(row: Any) -> Key:
 
 
 def measured(row: Any) -> Measured:
-    return (row.step_time_median_s, row.samples_per_s, row.noise_scale, row.comm_share)
+    return (row.step_time_median_s, row.samples_per_s, row.noise_scale, row.comm_share, row.input_wait_share)
 
 
 def rows_of(seen: dict[Key, Configuration]) -> list[ObservationRow]:
@@ -98,14 +106,15 @@ def load(connection: Connection, jobs: Select[Any] | int) -> dict[int, dict[Key,
 
     hours = schema.rollups
     for row in connection.execute(select(hours).where(within(hours)).order_by(hours.c.job_id, hours.c.hour)):
-        values = (row.step_time, row.samples_per_s, row.noise_scale, 0.0)  # an hour's record has no share
+        wait = math.nan if row.input_wait_share is None else row.input_wait_share
+        values = (row.step_time, row.samples_per_s, row.noise_scale, 0.0, wait)  # it has no share of communication
         found[row.job_id].setdefault(key_of(row), Configuration()).add(row._mapping["count"], row.last_at, values)
     # In the order of the key, so that the database need not sort millions of rows.
     columns = [_REPORTS.c[name] for name in ("job_id", *_KEY, "at", *_MEASURED)]
     query = select(*columns).where(within(_REPORTS)).order_by(_REPORTS.c.job_id, _REPORTS.c.at)
     for job_id, *rest in connection.execute(query):
         key: Key = (rest[0], rest[1], rest[2], rest[3], rest[4])
-        found[job_id].setdefault(key, Configuration()).add(1, rest[5], (rest[6], rest[7], rest[8], rest[9]))
+        found[job_id].setdefault(key, Configuration()).add(1, rest[5], (rest[6], rest[7], rest[8], rest[9], rest[10]))
     for seen in found.values():
         forget_oldest(seen)
     return found

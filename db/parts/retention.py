@@ -148,6 +148,7 @@ def _record(hour: int, key: tuple[int, ...], members: list[RowMapping]) -> dict[
         "step_time": median(row["step_time_median_s"] for row in members),
         "samples_per_s": median(row["samples_per_s"] for row in members),
         "noise_scale": median(noises) if noises else 0.0,
+        "input_wait_share": median(row["input_wait_share"] for row in members),
         "last_at": max(row["at"] for row in members),
     }
 
@@ -155,6 +156,10 @@ def _record(hour: int, key: tuple[int, ...], members: list[RowMapping]) -> dict[
 def joined(new: dict[str, Any], old: Mapping[str, Any] | RowMapping) -> dict[str, Any]:
     """One record of two, weighted by the number of their reports; the new one's key."""
     total = new["count"] + old["count"]
+    known = [row for row in (new, old) if row["input_wait_share"] is not None]
+    if known:
+        wait = sum(row["input_wait_share"] * row["count"] for row in known) / sum(row["count"] for row in known)
+        new["input_wait_share"] = wait
     for name in ("step_time", "samples_per_s", "noise_scale"):
         new[name] = (new[name] * new["count"] + old[name] * old["count"]) / total
     return {**new, "count": total, "last_at": max(new["last_at"], old["last_at"])}

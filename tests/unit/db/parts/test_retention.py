@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import update
 from store_records import JOB, kept_reports
 
+from slurm_elastic.db import schema
 from slurm_elastic.db.parts import retention
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
@@ -49,6 +51,36 @@ def test_the_share_of_communication_is_a_median_of_the_reports_that_measured_it(
     store.roll_up(1e6)
     (old,) = store.observations(7)
     assert (old.count, old.comm_share) == (4, 0.0)
+
+
+def test_the_share_that_waits_for_input_is_kept_by_the_hour(store: Store, url: str) -> None:
+    """It is the same from memory, from the database and from hourly records; a step that did not wait counts as 0."""
+    made = [replace(report(60.0 * i), input_wait_share=share) for i, share in enumerate((0.0, 0.4, 0.5), 1)]
+    store.submit_reports(7, made, 1e6).result()
+    (stored,) = store.observations(7)
+    store.roll_up(HOUR)
+    (old,) = store.observations(7)
+    store.submit_reports(7, [replace(report(600.0), input_wait_share=0.8)], 1e6).result()
+    store.roll_up(HOUR)
+    (late,) = store.observations(7)
+    assert [row.input_wait_share for row in (stored, old, late)] == pytest.approx([0.4, 0.4, 0.5])
+    with Store(url) as reopened:
+        assert reopened.observations(7) == [late]
+
+
+def test_hours_that_an_older_release_rolled_up_say_nothing_of_the_input(store: Store) -> None:
+    """Not known is not 0: what is known of other hours, or of reports that join the hour, stays as it is."""
+    store.submit_reports(7, [report(60.0)], 1e6).result()
+    store.roll_up(HOUR)
+    with store._db.write() as connection:
+        connection.execute(update(schema.rollups).values(input_wait_share=None))
+    store.roll_up(1e6)
+    store._warm = False
+    assert store.observations(7)[0].input_wait_share == 0.0
+    store.submit_reports(7, [replace(report(at), input_wait_share=0.3) for at in (120.0, HOUR + 60.0)], 1e6).result()
+    assert store.observations(7)[0].input_wait_share == 0.3
+    store.roll_up(1e6)
+    assert store.observations(7)[0].input_wait_share == 0.3
 
 
 def test_a_late_report_joins_its_hour(store: Store) -> None:
