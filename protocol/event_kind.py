@@ -34,6 +34,7 @@ class EventKind(Explained):
     RESIZE_FAILED = _of_state(ResizeState.FAILED)
     RESIZE_WITHDRAWN = _of_state(ResizeState.WITHDRAWN)
     RESIZE_OVERTAKEN = _of_state(ResizeState.OVERTAKEN)
+    NOT_BEGUN = "not_begun", "the database refused a resize before it began; the detail says why"
     RUNNING = "running", "the training runs, and not because of a resize: at the start and after a restart"
     STALLED = "stalled", "no step has been done for long; the detail says where the ranks wait"
     STEPS_AGAIN = "steps_again", "steps are done again"

@@ -121,6 +121,7 @@ class Rounds:
         self._unlisted: Mapping[str, int] = {}
         self._left_out: Mapping[str, int] = {}
         self._fell_back = ""
+        self._not_begun: Mapping[int, str] = {}
 
     @property
     def tripped(self) -> str:
@@ -391,12 +392,11 @@ class Rounds:
         if self.mode != "act" or not plan.resizes:
             return
         try:
-            begun = {row.job_id: row for row in self.store.begin_resizes(plan.resizes, now)}
+            rows, refused = self.store.begin_resizes(plan.resizes, now)
         except StoreError as error:
             log.warning("no resize begins: %s", error)
             return
-        for job_id in {resize.job_id for resize in plan.resizes} - begun.keys():
-            log.warning("job %d: no resize begins: another one is under way", job_id, extra={"JOB": job_id})
+        begun = {row.job_id: row for row in rows}
         details = {
             job_id: {"resize": row.id, "gpus": row.gpus, "batch": row.batch, "reason": row.reason}
             for job_id, row in begun.items()
@@ -407,6 +407,15 @@ class Rounds:
             about = {"JOB": job_id, "RESIZE": row.id}
             log.info("job %d: resize %d to %d GPUs begins", job_id, row.id, row.gpus, extra=about)
             self.waiters.notify(job_id)
+        self._note_refused(refused, now)
+
+    def _note_refused(self, refused: Mapping[int, str], now: float) -> None:
+        """Say why resizes have not begun: once of each job, as long as it is the same in every round."""
+        fresh = {job_id: {"detail": why} for job_id, why in refused.items() if self._not_begun.get(job_id) != why}
+        self._not_begun = refused
+        for job_id, detail in fresh.items():
+            log.warning("job %d: no resize begins: %s", job_id, detail["detail"], extra={"JOB": job_id})
+        self.store.add_events(fresh, EventKind.NOT_BEGUN, "selasticd", now)
 
     def _failed(self, failing: str, sentence: str) -> None:
         if sentence != self.trouble:

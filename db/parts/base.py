@@ -12,6 +12,9 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
+
+from slurm_elastic.protocol.errors import StoreError
 
 from ..engine import Database
 
@@ -49,6 +52,14 @@ def insert_or_ignore(database: Database, table: Table) -> Any:
     if name == "postgresql":
         return postgresql.insert(table).on_conflict_do_nothing()
     return mysql.insert(table).prefix_with("IGNORE")
+
+
+def blames_a_record(error: StoreError) -> bool:
+    """Whether one of the records, rather than the database itself, is the cause."""
+    cause = error.__cause__
+    if isinstance(cause, DBAPIError):
+        return isinstance(cause, (IntegrityError, DataError))
+    return isinstance(cause, (StatementError, OverflowError, UnicodeError))
 
 
 class Many:

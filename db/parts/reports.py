@@ -14,7 +14,6 @@ from functools import partial
 from operator import attrgetter
 
 from sqlalchemy import Connection, func, select
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 
 from slurm_elastic.protocol.errors import StoreError
 from slurm_elastic.protocol.messages import Report
@@ -23,7 +22,7 @@ from .. import schema
 from ..engine import Database
 from ..rows import ObservationRow
 from .allocations import Allocations
-from .base import Many, insert_or_ignore, names_of, record
+from .base import Many, blames_a_record, insert_or_ignore, names_of, record
 from .observations import Configuration, Key, forget_oldest, key_of, load, measured, rows_of
 from .progress import Progress, advance, allocation_of
 from .writer import ReportWriter, Submission
@@ -125,7 +124,7 @@ class ReportsPart(Allocations):
                     self._insert_all(connection, batch)
                 kept = batch
             except StoreError as error:
-                if not _blames_a_record(error):
+                if not blames_a_record(error):
                     raise
                 with self._db.write(counts=False) as connection:
                     kept = [submission for submission in batch if self._insert_alone(connection, submission)]
@@ -209,11 +208,3 @@ def _progress(batch: Iterable[Submission]) -> list[Progress]:
                 step, samples = max(before.step, step), max(before.samples, samples)
             found[key] = Progress(*key, from_step, from_samples, step, samples)
     return list(found.values())
-
-
-def _blames_a_record(error: StoreError) -> bool:
-    """Whether one of the records, rather than the database itself, is the cause."""
-    cause = error.__cause__
-    if isinstance(cause, DBAPIError):
-        return isinstance(cause, (IntegrityError, DataError))
-    return isinstance(cause, (StatementError, OverflowError, UnicodeError))

@@ -21,7 +21,7 @@ from .. import schema
 from ..clock import steady_now
 from ..engine import Database
 from ..rows import BATCH, ResizeRow, pieces_in, pieces_out, shapes_in, shapes_out
-from .base import StorePart, record
+from .base import StorePart, blames_a_record, record
 
 _ROWS = schema.resizes
 _LAST = select(func.coalesce(func.max(_ROWS.c.id), 0))
@@ -57,27 +57,52 @@ class ResizeStore(StorePart):
 
     def begin_resize(self, resize: Resize, at: float) -> ResizeRow:
         """Store a resize; the given id is not looked at. Raises StoreError when the job has one open."""
-        begun = self.begin_resizes((resize,), at)
-        if not begun:
-            taken = self.resize_of(resize.job_id)
-            number = taken.id if taken else "?"
-            raise StoreError(f"job {resize.job_id} has resize {number} under way; it ends before the next begins")
+        begun, refused = self.begin_resizes((resize,), at)
+        if refused:
+            raise StoreError(refused[resize.job_id])
         return begun[0]
 
-    def begin_resizes(self, resizes: Sequence[Resize], at: float) -> list[ResizeRow]:
-        """Store these in one go, all or none, and return them with their ids; the given ids are not looked at. Left out
-        are those of jobs that have one open."""
+    def begin_resizes(self, resizes: Sequence[Resize], at: float) -> tuple[list[ResizeRow], dict[int, str]]:
+        """Store these in one transaction: those that have begun, with their ids (the given ones are not looked at), and
+        by job why others have not. One that the database refuses keeps no other from beginning."""
         with self._db.lock:
-            with self._db.write() as connection:
-                taken = set(connection.execute(select(_ROWS.c.open_job).where(_ROWS.c.open_job.is_not(None))).scalars())
-                free = [resize for resize in resizes if resize.job_id not in taken]
-                first = max(connection.execute(_LAST).scalar_one(), self._heard_of) + 1
-                if free:
-                    connection.execute(insert(_ROWS), [_issued(one, first + i, at) for i, one in enumerate(free)])
-            last = first + len(free) - 1
+            try:
+                numbers, refused = self._begin(resizes, at)
+            except BaseException:
+                self._open = None  # the disk may have them nevertheless
+                raise
             with self._hearing:
-                self._heard_of = max(self._heard_of, last)
-            return [self._remembered(row) for row in self._load(_ROWS.c.id.between(first, last))] if free else []
+                self._heard_of = max(self._heard_of, *numbers, 0)
+            begun = self._load(_ROWS.c.id.between(numbers[0], numbers[-1])) if numbers else []
+            return [self._remembered(row) for row in begun], refused
+
+    def _begin(self, resizes: Sequence[Resize], at: float) -> tuple[list[int], dict[int, str]]:
+        try:
+            with self._db.write() as connection:
+                free, refused = _free(connection, resizes)
+                return self._issue(connection, free, at), refused
+        except StoreError as error:
+            if not blames_a_record(error):
+                raise
+        with self._db.write() as connection:
+            free, refused = _free(connection, resizes)
+            numbers: list[int] = []
+            for resize in free:
+                try:
+                    with self._db.errors(), connection.begin_nested():
+                        numbers += self._issue(connection, [resize], at)
+                except StoreError as error:
+                    if not blames_a_record(error):
+                        raise
+                    refused[resize.job_id] = str(error)
+            return numbers, refused
+
+    def _issue(self, connection: Connection, resizes: Sequence[Resize], at: float) -> list[int]:
+        first = max(connection.execute(_LAST).scalar_one(), self._heard_of) + 1
+        rows = [_issued(resize, number, at) for number, resize in enumerate(resizes, first)]
+        if rows:
+            connection.execute(insert(_ROWS), rows)
+        return [row["id"] for row in rows]
 
     def open_resizes(self) -> list[ResizeRow]:
         """Resizes under way, by id."""
@@ -188,6 +213,18 @@ class ResizeStore(StorePart):
 
 def _active() -> Any:
     return select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))
+
+
+def _free(connection: Connection, resizes: Sequence[Resize]) -> tuple[list[Resize], dict[int, str]]:
+    """Those of jobs that have none open, and by job why the others cannot begin."""
+    query = select(_ROWS.c.open_job, _ROWS.c.id).where(_ROWS.c.open_job.is_not(None))
+    taken = {job_id: number for job_id, number in connection.execute(query).all()}
+    refused = {
+        job_id: f"job {job_id} has resize {taken[job_id]} under way; it ends before the next begins"
+        for job_id in (resize.job_id for resize in resizes)
+        if job_id in taken
+    }
+    return [resize for resize in resizes if resize.job_id not in taken], refused
 
 
 def _issued(resize: Resize, number: int, at: float) -> dict[str, Any]:

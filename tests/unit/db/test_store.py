@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import Connection
 from store_records import BASE, COMPANION, DECISION, JOB, RESIZE, report
 
 from slurm_elastic.db.rows import pieces_in, pieces_out, shapes_in, shapes_out
@@ -263,11 +266,65 @@ def test_resizes_begin_together_but_for_those_of_jobs_that_have_one(store: Store
     """One transaction for all of a round, with ids in their order; an open resize is left as it is."""
     store.upsert_jobs([dataclasses.replace(JOB, job_id=job_id) for job_id in (8, 9)])
     first, version = store.begin_resize(RESIZE, 5.0), store.version
-    begun = store.begin_resizes([dataclasses.replace(RESIZE, job_id=job_id) for job_id in (8, 7, 9)], 6.0)
+    begun, refused = store.begin_resizes([dataclasses.replace(RESIZE, job_id=job_id) for job_id in (8, 7, 9)], 6.0)
     assert [(row.job_id, row.id - first.id) for row in begun] == [(8, 1), (9, 2)]
     assert store.version == version + 1
     assert [store.resize_of(job_id) for job_id in (7, 8, 9)] == [first, *begun]
-    assert store.begin_resizes([RESIZE], 7.0) == store.begin_resizes([], 7.0) == []
+    assert refused == {7: f"job 7 has resize {first.id} under way; it ends before the next begins"}
+    assert store.begin_resizes([RESIZE], 7.0) == ([], refused) and store.begin_resizes([], 7.0) == ([], {})
+
+
+@pytest.mark.parametrize(("bad", "why"), [("unknown job", "has no record of that job"), ("rule", "breaks its rules")])
+def test_a_resize_that_the_database_refuses_keeps_no_other_from_beginning(store: Store, bad: str, why: str) -> None:
+    """The others begin, all in one transaction, with ids one after the other; of the refused one nothing is left."""
+    store.upsert_jobs([dataclasses.replace(JOB, job_id=job_id) for job_id in (8, 9)])
+    assert store.resize_of(7) is None  # the open ones are in memory from here on
+    refused_job = 10 if bad == "unknown job" else 8
+    if bad == "rule":
+        with store._db.write() as connection:
+            connection.exec_driver_sql(
+                "CREATE TRIGGER no_8 BEFORE INSERT ON resizes WHEN NEW.job_id = 8 "
+                "BEGIN SELECT RAISE(ABORT, 'CHECK constraint failed: no 8'); END"
+            )
+    version, jobs = store.version, (7, refused_job, 9)
+    begun, refused = store.begin_resizes([dataclasses.replace(RESIZE, job_id=job_id) for job_id in jobs], 6.0)
+    assert [row.job_id for row in begun] == [7, 9] and begun[1].id == begun[0].id + 1
+    assert store.version == version + 1
+    assert list(refused) == [refused_job] and why in refused[refused_job]
+    assert store.open_resizes() == begun == [store.resize_of(7), store.resize_of(9)]
+    assert store.resize_of(refused_job) is None
+
+
+def test_where_the_database_takes_nothing_no_resize_begins(store: Store) -> None:
+    """What is wrong with the database itself is no single resize's fault: it is said, and nothing is half done."""
+    with store._db.write() as connection:
+        connection.exec_driver_sql("ALTER TABLE resizes RENAME TO elsewhere")
+    with pytest.raises(StoreError, match="no such table"):
+        store.begin_resizes([RESIZE], 6.0)
+    with store._db.write() as connection:
+        connection.exec_driver_sql("ALTER TABLE elsewhere RENAME TO resizes")
+    assert store.open_resizes() == [] and store.begin_resizes([RESIZE], 7.0)[1] == {}
+
+
+def test_a_resize_whose_commit_failed_after_it_was_on_the_disk_is_not_forgotten(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its supervisor gets it: what the disk holds is read again."""
+    assert store.resize_of(7) is None
+    write = store._db.write
+
+    @contextlib.contextmanager
+    def broken() -> Iterator[Connection]:
+        with write() as connection:
+            yield connection
+        raise StoreError("the connection was lost")
+
+    monkeypatch.setattr(store._db, "write", broken)
+    with pytest.raises(StoreError, match="lost"):
+        store.begin_resizes([RESIZE], 6.0)
+    monkeypatch.undo()
+    begun = store.resize_of(7)
+    assert begun is not None and store.open_resizes() == [begun]
 
 
 def test_events_of_many_jobs_are_written_together(store: Store) -> None:

@@ -46,6 +46,26 @@ def test_one_job_grows_on_idle_gpus(world: World) -> None:
     assert "resize_issued" in kinds(world, job.job_id)
 
 
+def test_a_resize_that_the_database_refuses_holds_up_no_other(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """The other job of the round grows. The refused one is said once, in the log and as an event, not in each round; it
+    grows as soon as the database takes its resize."""
+    first, second = world.elastic(), world.elastic()
+    with world.store._db.write() as connection:
+        connection.exec_driver_sql(
+            f"CREATE TRIGGER refuse BEFORE INSERT ON resizes WHEN NEW.job_id = {first.job_id} "
+            "BEGIN SELECT RAISE(ABORT, 'CHECK constraint failed: refused here'); END"
+        )
+    world.settle()
+    assert (first.gpus, second.gpus > 4) == (4, True)
+    said = [record.getMessage() for record in caplog.records if "no resize begins" in record.getMessage()]
+    assert len(said) == 1 and said[0].startswith(f"job {first.job_id}: ") and "refused here" in said[0]
+    assert kinds(world, first.job_id).count("not_begun") == 1 and "not_begun" not in kinds(world, second.job_id)
+    with world.store._db.write() as connection:
+        connection.exec_driver_sql("DROP TRIGGER refuse")
+    world.settle()
+    assert first.gpus > 4
+
+
 def test_every_line_about_a_resize_can_be_found_by_its_number(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
