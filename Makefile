@@ -22,11 +22,12 @@ demo: ready slurm  ## the main job: elastic training on a private real Slurm, wi
 # lists it ("rerun test summary"), and it is a defect of the test or of the product. The soaks give no second go.
 AGAIN = --reruns 1 -rR
 
-# Three runs side by side: they mostly wait, for Slurm and for each other's processes. The others begin as these are
-# done, also where one failed. Each prints when it is done; what any of them installs is there before.
+# Three runs side by side, the longest first: they mostly wait, for Slurm and for each other's processes. The others begin
+# as these are done, also where one failed. Each prints when it is done; what any of them installs is there before (-o).
 test: ready slurm hooks-deps lint types contracts  ## every check and test, those on a private real Slurm included
 	@echo "tests: three runs at a time; each prints when it is done (half an hour)"
-	@$(MAKE) --no-print-directory -k -j3 --output-sync=target test-hosts test-cluster test-sites test-shim test-unit test-main-job
+	@$(MAKE) --no-print-directory -k -j3 --output-sync=target $(addprefix -o ,ready slurm hooks-deps) \
+		test-hosts test-cluster test-sites test-shim test-unit test-main-job
 
 check: ready  ## for every day, in under three minutes: lint, types, contracts, and the unit tests without torch
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint types contracts test-unit
