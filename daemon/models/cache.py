@@ -15,6 +15,7 @@ from typing import NamedTuple
 from slurm_elastic.db.rows import ObservationRow
 
 from ..optimizer.errors import PlanInputError
+from ..optimizer.models.input_wait import LEAST
 from ..optimizer.models.observation import MOST, MOST_COMM, STEP_S, Observation
 from ..optimizer.models.prior import Prior
 from ..optimizer.models.throughput import ThroughputModel, fit_each
@@ -25,7 +26,7 @@ COMPUTE_GRID = 0.02
 """The same of the share of a step that is not communication."""
 TOGETHER = 500
 """Models fitted at once: more cost as much each, and memory."""
-_configuration = attrgetter("gpus", "nodes", "batch", "micro_batch", "accumulation", "comm_share")
+_configuration = attrgetter("gpus", "nodes", "batch", "micro_batch", "accumulation", "comm_share", "input_wait_share")
 UNREAL = f"none has a step time from {STEP_S[0]:g} to {STEP_S[1]:g} s"
 Rows = Sequence[ObservationRow]
 _Key = tuple[tuple[Observation, ...], Prior]
@@ -99,6 +100,7 @@ def _alike(row: ObservationRow, before: ObservationRow) -> bool:
     if row is before:
         return True
     same = row.step_time == before.step_time and row.count.bit_length() == before.count.bit_length()
+    same = same and (not row.input_wait_share or row.samples_per_s == before.samples_per_s)
     return same and bool(_configuration(row) == _configuration(before))
 
 
@@ -117,14 +119,26 @@ def observation(row: ObservationRow) -> Observation:
         batch=max(1, row.batch),
         micro_batch=max(1, row.micro_batch),
         accumulation=max(1, row.accumulation),
-        step_time_s=min(STEP_S[1], max(STEP_S[0], math.exp(GRID * round(math.log(row.step_time) / GRID)))),
+        step_time_s=min(STEP_S[1], max(STEP_S[0], math.exp(GRID * round(math.log(step_s(row)) / GRID)))),
         weight=float(1 << max(0, row.count.bit_length() - 1)),
-        comm_share=communication(row),
+        comm_share=_on_grid(row.comm_share) if row.gpus > 1 else 0.0,
+        input_share=_on_grid(row.input_wait_share),
     )
 
 
-def communication(row: ObservationRow) -> float:
-    """The share of exposed communication, on a grid; 0 on one GPU, and where it was not measured."""
-    if row.gpus <= 1 or not 0 < row.comm_share <= MOST_COMM:
+def step_s(row: ObservationRow) -> float:
+    """What a step takes, in s: the median, or the mean of one that waits for its input.
+
+    Several loader workers are ready at about the same time: most steps wait for nothing, and some for long.
+    """
+    if not LEAST < row.input_wait_share <= MOST_COMM or not 0 < row.samples_per_s < math.inf:
+        return row.step_time
+    mean, most = row.batch / row.samples_per_s, row.step_time / (1.0 - row.input_wait_share)
+    return max(row.step_time, min(mean, most))
+
+
+def _on_grid(share: float) -> float:
+    """A share of a step; 0 where it was not measured."""
+    if not 0 < share <= MOST_COMM:
         return 0.0
-    return min(MOST_COMM, 1.0 - math.exp(COMPUTE_GRID * round(math.log(1.0 - row.comm_share) / COMPUTE_GRID)))
+    return min(MOST_COMM, 1.0 - math.exp(COMPUTE_GRID * round(math.log(1.0 - share) / COMPUTE_GRID)))

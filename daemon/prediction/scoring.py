@@ -58,7 +58,7 @@ class Expectations:
             row = measured(said, seen(job_id)) if there else None
             if row is not None:
                 program = program_of(job_id) or ("", "")
-                observed = row.batch / row.step_time
+                observed = row.batch / cache.step_s(row)
                 at = row.gpus, row.nodes, row.batch
                 found.append(PredictionRow(job_id, now, *program, *at, said.predicted, said.doubt, observed))
             if row is not None or (not there and now - said.at > FORGET_S):

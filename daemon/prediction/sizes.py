@@ -130,7 +130,8 @@ def _row(
 ) -> PredictedSize:
     size, nodes, batch = at
     speed, step, wide = model.throughput(*at), model.step_time(*at), math.exp(QUANTILE * sigma)
-    compute = min(step, model.step_time(1, 1, max(1, round(batch / size))))
+    waits = step * model.input_share(*at)
+    compute = min(step - waits, _alone(model, max(1, round(batch / size))))
     left = samples_left(measured, batch, now)
     seen = _observed(measured.rows, size, batch)
     return made_from(
@@ -145,7 +146,8 @@ def _row(
         speedup=1.0,
         step_s=step,
         compute_s=compute,
-        comm_s=step - compute,
+        comm_s=step - waits - compute,
+        input_s=waits,
         left_s=None if left is None else left / speed,
         left_low_s=None if left is None else left / (speed * wide),
         left_high_s=None if left is None else left / (speed / wide),
@@ -154,6 +156,11 @@ def _row(
         reports=seen.count if seen else None,
         off=_off(model, seen) if seen else None,
     )
+
+
+def _alone(model: ThroughputModel, batch: int) -> float:
+    """A step of one GPU, without its wait for input."""
+    return model.step_time(1, 1, batch) * (1.0 - model.input_share(1, 1, batch))
 
 
 def samples_left(measured: Measured, batch: int, now: float) -> float | None:
@@ -214,4 +221,4 @@ def _observed(rows: Sequence[ObservationRow], size: int, batch: int) -> Observat
 
 
 def _off(model: ThroughputModel, seen: ObservationRow) -> float:
-    return model.throughput(seen.gpus, seen.nodes, seen.batch) / (seen.batch / seen.step_time) - 1.0
+    return model.throughput(seen.gpus, seen.nodes, seen.batch) / (seen.batch / cache.step_s(seen)) - 1.0

@@ -143,6 +143,7 @@ class Measurement:
     samples_per_s: float = about("median over the reports, whole job")
     last_at: float
     noise_scale: float = about("gradient noise scale in samples; 0: not measured")
+    input_wait_share: float = about("share of a step that waits for input; 0: none, or not known", default=0.0)
 
 
 @record

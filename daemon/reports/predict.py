@@ -56,8 +56,9 @@ class PredictedSize:
     samples_per_s_high: float | None = about("the other end")
     speedup: float = about("against the smallest size listed", Column("Speedup", form=_number))
     step_s: float = about("time of one optimizer step, in seconds", Column("Step", form=_seconds))
-    compute_s: float = about("of it: all but communication", Column("Compute", form=_seconds))
+    compute_s: float = about("of it: all but communication and waiting for input", Column("Compute", form=_seconds))
     comm_s: float = about("of it: communication that nothing hides", Column("Comm", form=_seconds))
+    input_s: float | None = about("of it: waiting for input", Column("Input", form=_seconds), default=None)
     left_s: float | None = about(
         "until the training ends, had it that size now", Column("Left", form=partial(elapsed, short=True))
     )
@@ -108,7 +109,7 @@ class Prediction:
     policy: str = about("what the batches are chosen by")
     covers: float = about("share of cases expected within an interval", default=COVERS)
     samples_left: float | None = about("until its training ends; not known where its script does not say that")
-    input_wait_share: float | None = about("share of a step that waits for input, last report; part of compute")
+    input_wait_share: float | None = about("share of a step that waits for input, last report")
     sizes: tuple[PredictedSize, ...]
 
 

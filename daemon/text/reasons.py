@@ -80,6 +80,7 @@ def bottleneck_remedy(kind: str) -> str:
 
 _REMEDY = {
     SLOW_RANK: "look at that node: its clock, its temperature, what else runs there",
-    STARVED_INPUT: "more num_workers in job.loader(), faster storage, or less work per sample",
+    STARVED_INPUT: "more num_workers in job.loader(), with more CPUs per GPU where they have none (--cpus-per-gpu), "
+    "faster storage, or less work per sample",
     COMMUNICATION: "a larger global batch or more accumulation, fewer nodes, or a faster network",
 }

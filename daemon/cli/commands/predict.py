@@ -18,8 +18,8 @@ from ...reports.record import columns
 from ...text.reasons import model_text
 from .. import options
 
-DEFAULT = "GPUs,Batch,Samples/s,Interval,Step,Compute,Comm,Left,Pause,Observed,AtBatch,Off,Note"
-SPARE = ("Compute", "Comm", "Step", "AtBatch")
+DEFAULT = "GPUs,Batch,Samples/s,Interval,Step,Compute,Comm,Input,Left,Pause,Observed,AtBatch,Off,Note"
+SPARE = ("Compute", "Comm", "Input", "Step", "AtBatch")
 ERRORS = "Program,Type,Predictions,Error,Bias,Covered,LastAt,LastGPUs,Predicted,LastObserved"
 FIELDS = (*columns(PredictedSize, capitals=True), *columns(ProgramErrors, capitals=True))
 _FROM = {

@@ -158,7 +158,7 @@ def _sections(facts: Explain) -> list[tuple[str, str]]:
         ("Cost", parts.cost(facts, cause)),
         *(("Considered", text) for text in parts.considered(cause or facts.decision)),
         *(("Now", text) for text in parts.now(facts, cause)),
-        ("Held back", parts.held_back(facts)),
+        *(("Held back", text) for text in parts.held_back(facts)),
         ("Checkpoint", parts.checkpoints(facts)),
         *following,
     ]

@@ -6,6 +6,7 @@ daemon/reports/explain.py hold.
 
 from __future__ import annotations
 
+from slurm_elastic.protocol.bottleneck import STARVED_INPUT, STARVED_SHARE
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ...reports.common import shown_id
@@ -232,13 +233,24 @@ def _size_now(facts: Explain, cause: Decision | None) -> list[str]:
     return []
 
 
-def held_back(facts: Explain) -> str:
-    """What makes each step longer than it need be, and what to do about it; empty where nothing does."""
+def held_back(facts: Explain) -> list[str]:
+    """What makes each step longer than it need be, and what to do about it; nothing where nothing does."""
     job = facts.job
-    if words.is_over(job) or not job.bottleneck_text:
-        return ""
+    if words.is_over(job):
+        return []
     remedy = bottleneck_remedy(job.bottleneck or "")
-    return job.bottleneck_text + (f"; {remedy}" if remedy else "")
+    lines = [job.bottleneck_text + (f"; {remedy}" if remedy else "")] if job.bottleneck_text else []
+    waits = _input_wait(facts)
+    if waits >= STARVED_SHARE and job.bottleneck != STARVED_INPUT:
+        lines.append(f"it waits for its input for {waits:.0%} of every step; {bottleneck_remedy(STARVED_INPUT)}")
+    return lines
+
+
+def _input_wait(facts: Explain) -> float:
+    """Share of a step that waits for input, at the size and the batch of now; 0: none, or not measured."""
+    job = facts.job
+    here = [seen for seen in facts.observations if (seen.gpus, seen.batch) == (job.gpus, job.batch)]
+    return max(here, key=lambda seen: seen.last_at).input_wait_share if here else 0.0
 
 
 def _progress(facts: Explain, resize: ResizeProgress) -> str:

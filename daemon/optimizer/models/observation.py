@@ -14,7 +14,7 @@ from ..errors import PlanInputError
 STEP_S = (1e-6, 1e7)
 """The shortest and the longest step that is believed: a microsecond, a hundred days."""
 MOST_COMM = 0.99
-"""Largest share of communication: a step computes something."""
+"""Largest share of communication, and of waiting for input: a step computes something."""
 MOST = 10**9
 """Most GPUs, nodes, samples, micro batches."""
 
@@ -37,11 +37,8 @@ class Observation:
     """1: a median over a few dozen steps; more for more."""
     comm_share: float = 0.0
     """Share of the step in which a GPU only waits for communication; 0: not measured. Of one GPU it means nothing."""
-
-    @property
-    def compute_s(self) -> float:
-        """Time of the step without exposed communication: about what one GPU takes for as many micro batches."""
-        return self.step_time_s * (1.0 - self.comm_share) if self.gpus > 1 else self.step_time_s
+    input_share: float = 0.0
+    """Share of the step in which a GPU only waits for its samples; 0: it did not, or that was not measured."""
 
 
 def checked(observations: Sequence[Observation]) -> list[Observation]:
@@ -66,6 +63,8 @@ def _check(o: Observation) -> None:
         raise PlanInputError(f"micro batch {o.micro_batch} x {o.accumulation} at {o.gpus} GPUs: both are 1 or more")
     if not 0 <= o.comm_share <= MOST_COMM:
         raise PlanInputError(f"share {o.comm_share} of communication at {o.gpus} GPUs is not between 0 and {MOST_COMM}")
+    if not 0 <= o.input_share <= MOST_COMM:
+        raise PlanInputError(f"share {o.input_share} of input at {o.gpus} GPUs is not between 0 and {MOST_COMM}")
     check_size(o.gpus, o.nodes, o.batch)
     most = max(o.gpus, o.nodes, o.batch, o.micro_batch, o.accumulation)
     if most > MOST:

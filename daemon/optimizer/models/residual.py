@@ -21,6 +21,9 @@ import numpy as np
 
 from . import straight_line
 from .configurations import Configurations
+from .fit import Point
+from .input_wait import lengthened
+from .prior import Prior
 from .step_time import Array, N, Number, factor_array, log_step_time, parameter_array
 
 NOISE = 0.03
@@ -61,6 +64,33 @@ class Misses:
         return math.exp(max(-LARGEST, min(LARGEST, miss)))
 
 
+def misses_of(
+    taken: Sequence[tuple[Sequence[Point], Sequence[float], Sequence[float]]],
+    fed: Sequence[tuple[float, float]],
+    theta: Array,
+    lines: tuple[Array, Array],
+    priors: Sequence[Prior],
+) -> list[Misses]:
+    """What each model misses at its points, computed together for those of as many points. `taken`: as points_of;
+    `fed`: what the input takes for a sample, relative to the model's units, and its power."""
+    points, noise, whole = zip(*taken, strict=True)
+    found: dict[int, Misses] = {}
+    alike: dict[int, list[int]] = {}
+    for i, rows in enumerate(points):
+        alike.setdefault(min(MOST, len(rows)), []).append(i)
+    for count, members in alike.items():
+        best = [sorted(range(len(noise[i])), key=noise[i].__getitem__)[:count] for i in members]
+        at = np.array([[points[i][j] for j in own] for i, own in zip(members, best, strict=True)]).transpose(0, 2, 1)
+        unsure = np.array([[noise[i][j] for j in own] for i, own in zip(members, best, strict=True)])
+        seen = np.array([[whole[i][j] for j in own] for i, own in zip(members, best, strict=True)])
+        sigmas = [(priors[i].noise, priors[i].noise_apart) for i in members]
+        own_lines = lines[0][members], lines[1][members]
+        seconds, power = np.array([fed[i] for i in members]).T
+        needed = (seconds[:, None] * at[:, 2] * at[:, 3], power) if seconds.any() else None
+        found |= zip(members, misses(at[:, :4], seen, unsure, theta[members], own_lines, sigmas, needed), strict=True)
+    return [found[i] for i in range(len(points))]
+
+
 def misses(
     at: Array,
     seen: Array,
@@ -68,17 +98,21 @@ def misses(
     theta: Array,
     lines: tuple[Array, Array],
     sigmas: Sequence[tuple[float, float]],
+    fed: tuple[Array, Array] | None = None,
 ) -> list[Misses]:
     """Those of many models with as many points each.
 
     `at`: models x 4 x n, of each point GPUs, nodes, micro batch, micro batches a step. `seen`, `noise`: models x n, ln
     of the step time relative to the scale, and the variance of its noise. `theta`: models x 7. `lines`: the straight
-    lines, models x 4, and their shares. `sigmas`: inside, apart.
+    lines, models x 4, and their shares. `sigmas`: inside, apart. `fed`: what the input takes at each point, models x n,
+    and its power, if any waits for it.
     """
     gpus, nodes, micro, steps = columns = at.transpose(1, 2, 0)  # each: point x model
     formed, slope = log_step_time(parameter_array(theta.T[:, None]), factor_array(gpus, nodes, micro), steps)
     gap = straight_line.gap(lines[0].T[:, None], columns, formed)
     formed, slope = formed + lines[1] * gap, np.concatenate([slope, gap[None]])
+    if fed is not None:
+        formed, slope = lengthened(formed, slope, fed[0].T, fed[1])
     several = ((gpus > 1) & (nodes > 1)).T
     inside, apart = np.array(sigmas).T
     sigma = np.where(several, apart[:, None], inside[:, None])

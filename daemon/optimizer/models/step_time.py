@@ -10,7 +10,7 @@ Source: Qiao et al., "Pollux", OSDI 2021, section 3.2, with r(k): a ring sends 2
 (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). Promise: every
 prediction is positive and finite, and longer for a larger micro batch, more micro batches, or more GPUs in the same
 class of placement (the parameters are held as logarithms). Limit: no term for the network's topology beyond one node /
-several, none for the input pipeline.
+several; what a step waits for its input is input_wait.py's.
 
 The form is arithmetic alone: it takes numbers, or arrays that numpy can broadcast.
 """

@@ -22,11 +22,11 @@ from ..errors import PlanInputError
 from . import fit as map_fit
 from . import straight_line
 from .configurations import Configurations, of_points
+from .input_wait import LARGEST_LOG, Input, input_of, lengthened, longer
 from .observation import Observation, check_size, checked
 from .points import points_of, scale_known, scale_of
 from .prior import Prior, precision
-from .residual import MOST as MOST_KEPT
-from .residual import Misses, factors_of, misses, variances_of
+from .residual import Misses, factors_of, misses_of, variances_of
 from .shipped_prior import DEFAULT
 from .step_time import (
     Array,
@@ -69,16 +69,35 @@ class ThroughputModel:
     """What share of a prediction the straight line has, by how well it predicted the reports; 0 to 1."""
     misses: Misses
     """What form and line miss where it was measured."""
+    fed: Input
+    """What its input takes; form and line are those of a step that does not wait for it."""
 
     def step_time(self, gpus: int, nodes: int, batch: int) -> float:
         """Seconds of one optimizer step over `batch` samples on `gpus` GPUs of `nodes` nodes; positive and finite."""
         check_size(gpus, nodes, batch)
+        micro, accumulation, formed_s, line = self._averaged(gpus, nodes, batch)
+        missed = self.misses.factor(gpus, nodes, micro, accumulation, line)
+        return formed_s * missed * self._longer(formed_s, line, batch / gpus)
+
+    def input_share(self, gpus: int, nodes: int, batch: int) -> float:
+        """Share of that step in which it waits for its input."""
+        *_, formed_s, line = self._averaged(gpus, nodes, batch)
+        return 1.0 - 1.0 / self._longer(formed_s, line, batch / gpus)
+
+    def _averaged(self, gpus: int, nodes: int, batch: int) -> tuple[float, int, float, float]:
+        """(micro batch relative to the model's, micro batches a step; form's part of the average in s, ln of line's)"""
         share = batch / gpus
         accumulation = max(1, math.ceil(share / self.micro_limit)) if self.micro_limit else 1
         micro = share / accumulation / self.micro
         formed = math.pow(step_time(self.parameters, gpus, nodes, micro, accumulation), 1.0 - self.line_share)
         line = self.line_share * straight_line.log_time(self.line, gpus, nodes, micro, accumulation)
-        return self.scale_s * formed * self.misses.factor(gpus, nodes, micro, accumulation, line)
+        return micro, accumulation, self.scale_s * formed, line
+
+    def _longer(self, formed_s: float, line: float, samples: float) -> float:
+        """How many times longer the wait for so many samples on each GPU makes a step."""
+        if not self.fed.seconds:
+            return 1.0
+        return self.fed.longer(formed_s * math.exp(max(-LARGEST_LOG, min(LARGEST_LOG, line))), samples)
 
     def throughput(self, gpus: int, nodes: int, batch: int) -> float:
         """Samples per second."""
@@ -126,24 +145,31 @@ class ThroughputModel:
 
 def throughputs_of(models: Sequence[ThroughputModel], at: Configurations) -> Array:
     """Samples per second of each model at its own configurations: batch x size."""
-    own = np.array([(*m.parameters, m.scale_s, m.micro, m.micro_limit, m.line_share, *m.line) for m in models]).T
+    own = np.array(
+        [(*m.parameters, m.scale_s, m.micro, m.micro_limit, m.line_share, *m.line, *m.fed) for m in models]
+    ).T
     own[1] /= own[8]  # time a sample, from time a micro batch of the first size measured
     own[11] -= own[12] * straight_line.log(own[8])
-    own[11:] *= own[10]
+    own[11:15] *= own[10]
     of_size = own.repeat(at.sizes[1:] - at.sizes[:-1], axis=1)
     alpha, beta, gamma, scale, limit, share = of_size[[0, 1, 6, 7, 9, 10]]
     micro, accumulation = at.batch / at.gpus, 1.0
     if own[9].any():
         accumulation = np.maximum(1.0, np.ceil(micro / np.where(limit > 0, limit, np.inf)))
         micro /= accumulation
-    more = _lined(of_size[11:], at, micro)
+    more = _lined(of_size[11:15], at, micro)
     if np.ndim(accumulation):
         more += share * straight_line.log(accumulation)
+    waits = np.flatnonzero(of_size[15]) if own[15].any() else ()
+    lined = np.exp(np.clip(more[:, waits], -LARGEST_LOG, LARGEST_LOG)) if len(waits) else 1.0
     factors = factors_of([m.misses for m in models], at, micro, accumulation, own[8], more)
     micro *= beta
     micro += alpha
     times = overlapped(micro, sync_time(of_size, at.gpus, at.nodes) ** gamma, gamma, accumulation, 1.0 - share)
     times *= scale
+    if len(waits):
+        needed = of_size[15, waits] * at.batch[:, waits] / at.gpus[waits]
+        factors[:, waits] *= longer(needed / (times[:, waits] * lined), of_size[16, waits])
     times *= factors
     return np.divide(at.batch, times, out=times)
 
@@ -170,6 +196,11 @@ def _sigmas_of(models: Sequence[ThroughputModel], places: Array, ends: Array) ->
     own = np.array([(*m.parameters, *m.line) for m in models]).T.repeat(lengths, axis=1)
     formed, slope = log_step_time(own[:N], factor_array(*places[:3]), places[3])
     slope = np.concatenate([slope, straight_line.gap(own[N:], places, formed)[None]])
+    fed = np.array([(m.fed.seconds * m.micro / m.scale_s, m.fed.power, m.line_share) for m in models]).T
+    if fed[0].any():
+        seconds, power, share = fed.repeat(lengths, axis=1)
+        averaged = formed + share * slope[N]
+        slope = lengthened(averaged, slope, seconds * places[2] * places[3], power)[1]
     rows, column = np.arange(len(models)).repeat(lengths), np.arange(places.shape[1]) - ends[:-1].repeat(lengths)
     each = np.zeros((len(models), N + 1, int(lengths.max(initial=0))))  # one product for each model
     theirs = np.ones((4, len(models), each.shape[2]))
@@ -208,15 +239,21 @@ def fit_many(
         return []
     each = [priors or DEFAULT] * len(jobs) if priors is None or isinstance(priors, Prior) else priors
     measured = [checked(rows) for rows in jobs]
-    points, noise = zip(*[points_of(rows, prior) for rows, prior in zip(measured, each, strict=True)], strict=True)
-    means = [prior.mean_for(*scale_of(rows[0])) for prior, rows in zip(each, measured, strict=True)]
+    inputs = [input_of(rows) for rows in measured]
+    taken = [points_of(*one) for one in zip(measured, each, inputs, strict=True)]
+    points = [own for own, _, _ in taken]
+    means = [prior.mean_for(*scale_of(rows[0], fed)) for prior, rows, fed in zip(each, measured, inputs, strict=True)]
     precisions = [precision(prior, scale_known(rows[0])) for prior, rows in zip(each, measured, strict=True)]
     columns = map_fit.columns_of(points)
     theta, covariance, form = map_fit.fit(columns, np.array(means), np.array(precisions))
     lines, line = straight_line.fit(columns)
     shares = straight_line.shares(np.array([prior.line_share for prior in each]), line, form)
-    kept = _misses(points, noise, theta, (lines, shares), each)
-    found = zip(measured, theta.tolist(), covariance, lines.tolist(), shares.tolist(), kept, strict=True)
+    fed = [
+        (own.seconds * rows[0].micro_batch / scale_of(rows[0], own)[0], own.power)
+        for own, rows in zip(inputs, measured, strict=True)
+    ]
+    kept = misses_of(taken, fed, theta, (lines, shares), each)
+    found = zip(measured, theta.tolist(), covariance, lines.tolist(), shares.tolist(), kept, inputs, strict=True)
     return [_model(*one) for one in found]
 
 
@@ -236,28 +273,6 @@ def _finite(model: ThroughputModel) -> ThroughputModel | PlanInputError:
     return PlanInputError("the fit did not come to finite numbers")
 
 
-def _misses(
-    points: Sequence[Sequence[map_fit.Point]],
-    noise: Sequence[Sequence[float]],
-    theta: Array,
-    lines: tuple[Array, Array],
-    priors: Sequence[Prior],
-) -> list[Misses]:
-    """What each model misses at its points, computed together for those of as many points."""
-    found: dict[int, Misses] = {}
-    alike: dict[int, list[int]] = {}
-    for i, rows in enumerate(points):
-        alike.setdefault(min(MOST_KEPT, len(rows)), []).append(i)
-    for count, members in alike.items():
-        best = [sorted(range(len(noise[i])), key=noise[i].__getitem__)[:count] for i in members]
-        at = np.array([[points[i][j] for j in own] for i, own in zip(members, best, strict=True)]).transpose(0, 2, 1)
-        unsure = np.array([[noise[i][j] for j in own] for i, own in zip(members, best, strict=True)])
-        sigmas = [(priors[i].noise, priors[i].noise_apart) for i in members]
-        own_lines = lines[0][members], lines[1][members]
-        found |= zip(members, misses(at[:, :4], at[:, 4], unsure, theta[members], own_lines, sigmas), strict=True)
-    return [found[i] for i in range(len(points))]
-
-
 def _model(
     observations: Sequence[Observation],
     theta: list[float],
@@ -265,9 +280,10 @@ def _model(
     line: list[float],
     share: float,
     kept: Misses,
+    fed: Input,
 ) -> ThroughputModel:
     """The model of a finished fit."""
-    scale, micro = scale_of(observations[0])
+    scale, micro = scale_of(observations[0], fed)
     accumulates = any(o.accumulation > 1 for o in observations)
     seen = dict[tuple[int, int], float]()
     for o in observations:
@@ -285,4 +301,5 @@ def _model(
         line=(line[0], line[1], line[2], line[3]),
         line_share=share,
         misses=kept,
+        fed=fed,
     )

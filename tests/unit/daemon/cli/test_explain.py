@@ -140,6 +140,23 @@ def test_what_holds_the_steps_back_is_told(
     assert other.bottleneck_text is None
 
 
+@pytest.mark.parametrize(("waits", "told_so"), [(0.45, True), (0.1, False), (0.0, False)])
+def test_a_job_that_waits_for_its_input_is_told_what_helps(
+    story: Store, viewer: Callable[..., Any], waits: float, told_so: bool
+) -> None:
+    """Beside what else holds it back, once; nothing where it hardly waits, and nothing of another size's wait."""
+    facts = reports.explain(story, 1215, viewer(0, admin=True), NOW)
+    seen = facts.observations[0]
+    here = replace(seen, gpus=facts.job.gpus, batch=facts.job.batch, input_wait_share=waits)
+    facts = replace(facts, observations=(here,))
+    sentence = "it waits for its input for 45% of every step; more num_workers in job.loader(), with more CPUs per GPU"
+    assert (sentence in " ".join("\n".join(render(facts)).split())) == told_so
+    named = replace(facts.job, bottleneck="starved_input", bottleneck_text="rank 3 waits for its input")
+    assert "it waits for its input for" not in "\n".join(render(replace(facts, job=named)))
+    elsewhere = replace(facts, observations=(replace(here, gpus=here.gpus + 1),))
+    assert "Held back" not in "\n".join(render(elsewhere))
+
+
 def test_a_resize_under_way_says_how_far_it_is(told: Callable[[int], str]) -> None:
     """Growing, since when, to what, and what Slurm was asked for; a gain that nobody knows is said to be unknown."""
     text = told(1207)

@@ -110,3 +110,26 @@ def test_the_share_of_communication_reaches_the_fit(gpus: int, share: float, kep
     (seen,) = observations([row])
     assert seen.comm_share == pytest.approx(kept, abs=0.01)
     assert observations([replace(row, comm_share=share * 1.003)]) == (seen,)
+
+
+def test_a_step_that_waits_now_and_then_counts_in_the_mean() -> None:
+    """Eight loader workers are ready together: seven steps of eight wait for nothing, and the median knows no wait."""
+    row = ObservationRow(1, 1, 64, 64, 1, 9, 0.1, 64 / 0.2, 100.0, input_wait_share=0.5)
+    (seen,) = observations([row])
+    assert (seen.step_time_s, seen.input_share) == (pytest.approx(0.2, rel=0.01), pytest.approx(0.5, abs=0.01))
+    stalled = replace(row, samples_per_s=64 / 5.0)  # what made the mean as long was no wait for input
+    assert observations([stalled])[0].step_time_s == pytest.approx(0.2, rel=0.01)
+    even = replace(row, step_time=0.2)
+    assert observations([even])[0] == seen
+    for known_of_none in (replace(stalled, input_wait_share=0.0), replace(row, input_wait_share=math.nan)):
+        (before,) = observations([known_of_none])
+        assert (before.step_time_s, before.input_share) == (pytest.approx(0.1, rel=0.01), 0.0)
+
+
+def test_a_wait_for_input_makes_a_model_anew() -> None:
+    """What a job is known to wait, and how long its steps are in the mean then, is looked at in every round."""
+    kept, row = Fitted(), ObservationRow(1, 1, 64, 64, 1, 9, 0.1, 64 / 0.1, 100.0)
+    rows = [row, replace(row, input_wait_share=0.5, samples_per_s=64 / 0.2)]
+    rows.append(replace(rows[1], samples_per_s=64 / 0.15))
+    steps = [kept.of({1: ((one,), DEFAULT)})[1].step_time(1, 1, 64) for one in rows]
+    assert steps == pytest.approx([0.1, 0.2, 0.15], rel=0.03)

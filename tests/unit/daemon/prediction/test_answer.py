@@ -50,7 +50,7 @@ def test_a_row_is_consistent(history: Store) -> None:
     """The step's parts make the step, the batch over the step is the throughput, and that lies in its interval."""
     answer = asked(history, 11)
     for row in answer.sizes:
-        assert row.compute_s + row.comm_s == pytest.approx(row.step_s)
+        assert row.compute_s + row.comm_s == pytest.approx(row.step_s) and row.input_s == 0
         assert row.batch / row.step_s == pytest.approx(row.samples_per_s)
         assert row.samples_per_s_low is not None and row.samples_per_s_high is not None
         assert 0 < row.samples_per_s_low < row.samples_per_s < row.samples_per_s_high
