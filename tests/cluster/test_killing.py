@@ -10,7 +10,7 @@ from live_daemon import live_daemon
 
 from slurm_elastic.daemon.sandbox import Sandbox
 
-ROUNDS = int(os.environ.get("SELASTIC_SOAK_ROUNDS", "4"))
+ROUNDS = int(os.environ.get("SELASTIC_SOAK_ROUNDS", "3"))
 SEED = int(os.environ.get("SELASTIC_SOAK_SEED", "11"))
 KILLS = int(os.environ.get("SELASTIC_SOAK_KILLS", "4"))
 
