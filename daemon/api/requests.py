@@ -167,6 +167,10 @@ def _jobs(name: str, text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
+MOST_CALLERS = 10_000
+"""Callers that a RateLimit remembers before it looks for those who have gone."""
+
+
 class RateLimit:
     """A bucket of turns per caller. Used from the event loop only."""
 
@@ -175,6 +179,7 @@ class RateLimit:
         self._per_s, self._what = per_s, what
         self._full = max(1.0, most or per_s * BURST_S)
         self._buckets: dict[object, tuple[float, float]] = {}
+        self._most = MOST_CALLERS
 
     def take(self, caller: object, turns: int = 1) -> None:
         """Use so many turns. Raises Refused (429) when fewer are left."""
@@ -185,11 +190,15 @@ class RateLimit:
             at_once = f", {self._full:g} at once" if turns > 1 else ""
             raise Refused(429, f"too many {self._what}; accepted: {self._per_s:g} per second{at_once}")
         self._buckets[caller] = (left - turns, now)
-        if len(self._buckets) > 10_000:
-            # Full buckets are those of callers who have gone.
-            full = [who for who, (_, last) in self._buckets.items() if (now - last) * self._per_s >= self._full]
-            for who in full:
-                del self._buckets[who]
+        if len(self._buckets) > self._most:
+            self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        """Drop full buckets: those of callers who have gone. Not again before there are twice as many as are left:
+        where that many callers are there, a look at each of them at every turn would cost more than all else."""
+        found = self._buckets.items()
+        self._buckets = {who: (left, at) for who, (left, at) in found if left + (now - at) * self._per_s < self._full}
+        self._most = max(MOST_CALLERS, 2 * len(self._buckets))
 
 
 def error(status: int, sentence: str, retry_after_s: int = RETRY_AFTER_S) -> JSONResponse:

@@ -64,7 +64,9 @@ class Views:
 
     async def status(self, call: Call[NoQuery, None]) -> object:
         """All jobs that have not ended."""
-        found = await self._shares.run(call.viewer, partial(self._status.json, call.viewer))
+        found = self._status.ready(call.viewer)
+        if found is None:
+            found = await self._shares.run(call.viewer, partial(self._status.json, call.viewer))
         return Response(found, media_type="application/json")
 
     async def job(self, call: Call[NoQuery, None]) -> object:

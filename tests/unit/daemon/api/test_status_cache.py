@@ -84,6 +84,34 @@ def test_whoever_asks_once_waits_for_what_is(store: Store, monkeypatch: pytest.M
         now[0] += STALE_S
 
 
+@pytest.mark.parametrize("asked", [Viewer(ADA), Viewer(ROOT, admin=True)])
+def test_an_answer_that_is_there_is_given_without_a_thread(
+    store: Store, monkeypatch: pytest.MonkeyPatch, asked: Viewer
+) -> None:
+    """From the second request on, and of the next status, too, for those who have asked for the one before. What must
+    be made first is left to `json`, to which whoever asks once is still somebody who asks once."""
+    monkeypatch.setattr(status_cache, "CHEAP_S", -1.0)
+    now = [100.0]
+    made = StatusCache(store, lambda: now[0])
+    assert made.ready(asked) is None, "nothing is made"
+    first = made.json(asked)
+    assert made.ready(asked) is made.ready(asked) is first
+    assert made.ready(Viewer(BOB)) is None, "nobody who sees this has asked"
+    assert b'"own":true' not in made.json(Viewer(BOB)) and made.ready(asked) is first
+    store.upsert_job(running(9))
+    now[0] += STALE_S / 2
+    made._made()
+    renewed = made.ready(asked)
+    assert renewed is not None and [row["job_id"] for row in json.loads(renewed)["jobs"]] == [7, 8, 9]
+    now[0] += STALE_S - 0.1
+    store.upsert_job(running(10))
+    made._made()
+    store.upsert_job(running(11))
+    now[0] += STALE_S / 2
+    assert made.ready(asked) is None
+    assert 11 in [row["job_id"] for row in json.loads(made.json(asked))["jobs"]]
+
+
 def test_whoever_asks_meanwhile_orders_no_second_board(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
