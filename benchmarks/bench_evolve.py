@@ -1,5 +1,5 @@
-"""The policy `evolve` beside its goals: how fast it is without a seed, what it gains where placement costs, that it
-repeats itself.
+"""The policy `evolve` beside its goals: how fast it is without a seed, what it gains where placement costs (nodes,
+then leaf switches), that it repeats itself.
 
     python benchmarks/bench_evolve.py [--quick]
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import _setup  # noqa: F401
@@ -26,6 +27,8 @@ from slurm_elastic.daemon.optimizer.problem import Layout, Problem
 from slurm_elastic.daemon.optimizer.solver.knapsack import solve
 
 JOBS, GPUS, LARGEST = 50, 256, 64
+LEAF = 32
+"""GPUs under one leaf switch, where switches count."""
 MOMENTS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 COST = 0.10
 
@@ -107,9 +110,20 @@ def fragmented(given: Problem, node_gpus: int, seed: int) -> Problem:
     return replace(given, choices=choices, present=present, exact=exact, layout=layout, spread=[COST] * len(choices))
 
 
-def gains(quick: bool) -> None:
-    """What the search adds to the exact plan where placement costs, and in what time."""
-    print(f"\nseeded by the exact plan, {COST:.0%} of a job's progress lost for each node beyond those needed")
+def switched(given: Problem, node_gpus: int) -> Problem:
+    """The same where nodes cost nothing, and each switch beyond a job's first a tenth of its progress."""
+    names = sorted(given.layout.free[0])
+    over = {name: f"leaf{number * node_gpus // LEAF}" for number, name in enumerate(names)}
+    return replace(
+        given, layout=replace(given.layout, switches=over, switch_cost=COST), spread=[0.0] * len(given.choices)
+    )
+
+
+def gains(quick: bool, under: Callable[[Problem, int], Problem] | None = None) -> None:
+    """What the search adds to the exact plan where placement costs, and in what time. `under`: what counts in place of
+    nodes."""
+    counted = "node beyond those needed" if under is None else f"switch beyond the first ({LEAF} GPUs under each)"
+    print(f"\nseeded by the exact plan, {COST:.0%} of a job's progress lost for each {counted}")
     heads = f"  {'family':<12} {'nodes':<20} {'exact plan loses':>17} {'evolve gains':>13} {'CPU s':>8}"
     print(f"{heads}   goal: +1 % (the most that there is: what the exact plan loses)")
     found = list[float]()
@@ -117,8 +131,12 @@ def gains(quick: bool) -> None:
         for seed in range(1 if quick else 3):
             base = problem(make(family, JOBS, GPUS, LARGEST, seed))
             for node_gpus in (4, 8):
-                found.append(row(family, f"{node_gpus} GPUs, empty", placed(base, node_gpus)))
-                found.append(row(family, f"{node_gpus} GPUs, fragmented", fragmented(base, node_gpus, seed)))
+                for nodes, given in (
+                    ("empty", placed(base, node_gpus)),
+                    ("fragmented", fragmented(base, node_gpus, seed)),
+                ):
+                    given = under(given, node_gpus) if under else given
+                    found.append(row(family, f"{node_gpus} GPUs, {nodes}", given))
     met = sum(gain >= 0.01 for gain in found)
     print(f"  mean {np.mean(found):+.2%}, at least +1 % in {met} of {len(found)}, least {min(found):+.2%}")
 
@@ -158,6 +176,7 @@ def main() -> int:
     args = parser.parse_args()
     anytime(args.quick)
     gains(args.quick)
+    gains(args.quick, switched)
     large(args.quick)
     return 0
 

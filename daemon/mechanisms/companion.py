@@ -14,7 +14,7 @@ from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.constraints import held_to
-from ..capacity.placement import ShapeTemplate, one_node_each, place, take
+from ..capacity.placement import ShapeTemplate, one_node_each, place, place_under_few_switches, take
 from ..capacity.requeue_placement import reservation_of
 from ..capacity.roster import ElasticJob
 from ..capacity.shrink_options import DropRule
@@ -48,9 +48,8 @@ class CompanionJob(Mechanism):
         base, limits = job.job.base, free.companions
         allowed = (limits.most_on_a_node(base), limits.companion_qos) if limits else (0, "")
         template = ShapeTemplate.of(base, *allowed)
-        near = _near(job, keep, free)
         for soon in (False, True):
-            shapes = place(free.ledger, more, template, free.nodes, soon, near)
+            shapes = _placed(job, keep, more, template, free, soon)
             if shapes is None:
                 continue
             shapes = one_node_each(shapes) if job.one_node_each else shapes
@@ -92,10 +91,14 @@ def _barred(base: Job, site: Site) -> str:
     return ""
 
 
-def _near(job: ResizableJob, keep: Iterable[Piece], free: FreeNodes) -> set[str]:
-    """The nodes under the switches of what it keeps."""
-    if not free.under:
-        return set()
+def _placed(
+    job: ResizableJob, keep: Iterable[Piece], gpus: int, template: ShapeTemplate, free: FreeNodes, soon: bool
+) -> tuple[Shape, ...] | None:
+    """So many more GPUs: under few switches where that counts, else beside what it keeps where nodes are equal."""
     switches = job.giver.switches
-    home = {switches[node] for piece in keep for node in piece.nodes if node in switches}
-    return {node for switch in home for node in free.under[switch]}
+    if free.few_switches:
+        own = {switches.get(node, "") for piece in keep for node in piece.nodes}
+        return place_under_few_switches(free.ledger, gpus, template, free.nodes, switches, own, soon)
+    home = {switches[node] for piece in keep for node in piece.nodes if node in switches} if free.under else ()
+    near = {node for switch in home for node in free.under[switch]}
+    return place(free.ledger, gpus, template, free.nodes, soon, near)

@@ -46,6 +46,8 @@ class Policy:
     """Every job keeps its reference batch."""
     fixed_size: bool = False
     """Every job keeps the size it asked for."""
+    switches: bool = False
+    """Leaf switches count, by the setting `switch_cost`: in the planner's layout, and where growths are placed."""
     planner: Planner | None = None
     """Picks one choice for each job, with the exact plan before it; None: the exact plan is the plan."""
 
@@ -107,8 +109,8 @@ POLICIES: dict[str, Policy] = {
         "sum of speedups with every job's batch held at its reference: the paper's baseline", _sum, fixed_batch=True
     ),
     "evolve": _BuiltIn(
-        "as auto, then refined for where GPUs lie on nodes and for how many jobs one round moves",
-        _log, IDLE_SHARE, relative=True, efficiency=None, planner=_evolve,
+        "as auto, then refined for where GPUs lie on nodes and under switches and for how many jobs one round moves",
+        _log, IDLE_SHARE, relative=True, efficiency=None, switches=True, planner=_evolve,
     ),
     "static": _BuiltIn(
         "every job keeps the size it asked for: what Slurm does by itself", _sum, fixed_batch=True, fixed_size=True

@@ -27,7 +27,9 @@ from ..reports.evidence import Alternative, Evidence, OtherMove, PassedOver, Roo
 from ..reports.record import known_values
 from ..slurm.model import Size
 from ..text.reasons import Reason
+from .free_capacity import counted_switches
 from .moves import Move, nearest_batch
+from .off_split import nodes_of, switches
 from .pools.answer import PoolAnswer
 from .pools.member import Member
 from .pools.options import rests
@@ -96,6 +98,7 @@ def bare_row(move: Move, shared: PoolAnswer | None, target: Target | None, now: 
     running, allotment = move.allotment.running, move.allotment
     changes, gpus = move.changes, move.gpus
     planned = _planned(target, gpus)
+    gain = shared.progress if shared is not None and changes and planned else None
     return DecisionRow(
         job_id=running.job_id,
         at=now,
@@ -105,7 +108,7 @@ def bare_row(move: Move, shared: PoolAnswer | None, target: Target | None, now: 
         batch_to=allotment.batch,
         reason=allotment.reason.value,
         value=target.value if target and planned else None,
-        gain=shared.progress if shared is not None and changes and planned else None,
+        gain=allotment.progress_change if allotment.reason is Reason.MOVE_SWITCH else gain,
         mechanism=move.mechanism if changes else "",
         mode=mode,
     )
@@ -134,7 +137,7 @@ def _evidence(move: Move, begun: bool, planned: bool, context: DecisionContext) 
     about = {name: getattr(context.speeds, name) for name in _SPEEDS}
     found = replace(
         _common(running, context), **about, next=_next(move, begun, context), limit=context.limit or None,
-        exact_gpus=_exact(context.target), sample_worth=worth, quality_gain=gain,
+        exact_gpus=_exact(context.target), sample_worth=worth, quality_gain=gain, **_switches(move, settings),
     )  # fmt: skip
     if not move.changes:
         return found
@@ -159,6 +162,20 @@ def _evidence(move: Move, begun: bool, planned: bool, context: DecisionContext) 
 def _exact(target: Target | None) -> int | None:
     """What the exact plan gives, where a planner gives something else."""
     return target.exact if target is not None and target.exact != target.gpus else None
+
+
+def _switches(move: Move, settings: Settings) -> dict[str, Any]:
+    """Under how many leaf switches the job lies before and after, where the policy counts them and that is more than
+    one."""
+    running = move.allotment.running
+    over = counted_switches(running.site, settings)
+    if not over:
+        return {}
+    then = {node for part in move.keep for node in part.nodes} | {node for one in move.add for node in one.node_list}
+    before, after = switches(over, nodes_of(running)), switches(over, then or nodes_of(running))
+    if before == after == 1:
+        return {}
+    return {"switches_from": before, "switches_to": after, "switch_cost": settings.switch_cost}
 
 
 def _quality(running: RunningJob, gpus: int, batch: int, member: Member | None) -> tuple[float, float] | None:

@@ -1,10 +1,9 @@
-"""What a plan costs by where it would lie: nodes beyond those counted on, shared nodes, moves beyond a round's.
+"""What a plan costs by where it would lie, and by how much it moves: nodes beyond those counted on, shared nodes,
+further switches, moves beyond a round's.
 
-Growths are placed as the planner places companions: the largest free shares first, what is left over where it leaves
-least, the largest gains of progress first. Nodes are counted by how many GPUs are free on them; which is which is not
-followed.
-Promise: the same plan costs the same. Limit: cores, memory, constraints and switches are not looked at, nor whether a
-growth lands on a node that its job is on already: the planner's placement may turn out otherwise.
+Growths are placed as the planner places companions (node_counts.py), the largest gains of progress first.
+Promise: the same plan costs the same. Limit: what is not looked at there; the planner's placement may turn out
+otherwise.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 
 from ..problem import Problem
 from .arrays import Array, ChoiceArrays
+from .node_counts import NodeCounts
 
 SHARED = 0.002
 """Progress lost, relatively, for each node that a growth shares with others: no more than a tie-breaker."""
@@ -34,17 +34,9 @@ class Placing:
         self.known = bool(layout.free)
         if not self.known:
             return
-        self.spread = np.array(problem.spread or [SPREAD] * jobs)
-        names = sorted({name for free in layout.free for name in free})
-        self.node = {name: number for number, name in enumerate(names)}
-        self.sizes = max([*layout.node_gpus, *(gpus for free in layout.free for gpus in free.values()), 1])
-        self.free = np.zeros(len(names), dtype=np.int64)
-        self.home = np.zeros(len(names), dtype=np.int64)
-        for pool, free in enumerate(layout.free):
-            for name, gpus in free.items():
-                self.free[self.node[name]], self.home[self.node[name]] = gpus, pool
-        self.whole = np.array(layout.node_gpus)
-        self.needed = -(-arrays.gpus // np.maximum(1, self.whole[self.pool[arrays.job]]))
+        self.spread, self.switch_cost = np.array(problem.spread or [SPREAD] * jobs), layout.switch_cost
+        self.nodes = NodeCounts(layout)
+        self.needed = -(-arrays.gpus // np.maximum(1, self.nodes.whole[self.pool[arrays.job]]))
         if problem.nodes:
             self.needed = np.array([nodes for row in problem.nodes for nodes in row])
         self._hold(problem)
@@ -54,16 +46,17 @@ class Placing:
         if not self.known:
             return np.zeros(people.shape)
         nodes, shared = self.kept[people], np.zeros(people.shape)
-        counts = self._counts(people)
-        more = self.more[people]
+        counts, more, under = self._counts(people), self.more[people], self.under[people]
         order = np.argsort(np.where(more > 0, -self.gain[people], np.inf), axis=1, kind="stable")
         rows = np.arange(len(people))
         for turn in range(int((more > 0).sum(axis=1).max(initial=0))):
             jobs = order[:, turn]
-            added, with_others = self._place(counts, self.pool[jobs], more[rows, jobs])
+            added, with_others, over = self.nodes.place(counts, self.pool[jobs], more[rows, jobs], under[rows, jobs])
             nodes[rows, jobs] += added
             shared[rows, jobs] = with_others
+            under[rows, jobs] |= over
         lost = self.spread * np.maximum(0, nodes - self.needed[people]) + SHARED * shared
+        lost += self.switch_cost * np.maximum(0, under.sum(axis=2) - 1)
         return np.minimum(MOST_LOST, np.where(self.arrays.gpus[people] > 0, lost, 0.0))
 
     def late(self, people: Array) -> Array:
@@ -74,9 +67,11 @@ class Placing:
         return LATE * np.maximum(0, moves - self.most_moves) * float(self.arrays.weight.mean())
 
     def _hold(self, problem: Problem) -> None:
-        """Of each choice: nodes kept, GPUs to find a place for, the gain that orders growths, and what it frees."""
+        """Of each choice: nodes and switches kept, GPUs to find a place for, the gain that orders growths, and what it
+        frees."""
         arrays, count = self.arrays, len(self.arrays.gpus)
         self.kept, self.more = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        self.under = np.zeros((count, len(self.nodes.switches)), dtype=bool)
         self.gain = np.zeros(count)
         self.freed: dict[int, list[tuple[int, int]]] = {}
         """By position: (node, GPUs)."""
@@ -88,54 +83,31 @@ class Placing:
             now = own.get(max(own, default=0), {})
             before = speedup[(gpus == present) & (speedup > 0)]
             self.kept[place], self.more[place] = len(now), np.maximum(0, gpus - sum(now.values()))
+            self.under[place, self.nodes.under(now)] = True
             self.gain[place] = speedup / (before[0] if len(before) else 1.0)
             for size, rest in own.items():
                 i = int(gpus.searchsorted(size))
                 if i < len(gpus) and gpus[i] == size:
                     self.kept[first + i], self.more[first + i] = len(rest), 0
+                    self.under[first + i] = False
+                    self.under[first + i, self.nodes.under(rest)] = True
                     self._free(first + i, now, rest)
         self.freeing = np.zeros(count, dtype=bool)
         self.freeing[list(self.freed)] = True
 
     def _free(self, at: int, now: Mapping[str, int], rest: Mapping[str, int]) -> None:
         """Note what a choice at this position frees."""
-        given = [(self.node[name], gpus - rest.get(name, 0)) for name, gpus in now.items() if name in self.node]
+        number = self.nodes.node
+        given = [(number[name], gpus - rest.get(name, 0)) for name, gpus in now.items() if name in number]
         given = [(node, gpus) for node, gpus in given if gpus > 0]
         if given:
             self.freed[at] = given
 
     def _counts(self, people: Array) -> Array:
-        """Nodes of each pool by their free GPUs: pools x (GPUs + 1) x people."""
-        free = np.repeat(self.free[None, :], len(people), axis=0)
-        for row, job in zip(*np.nonzero(self.freeing[people]), strict=True):
-            for node, gpus in self.freed[int(people[row, job])]:
-                free[row, node] += gpus
-        shape = len(self.whole), self.sizes + 1, len(people)
-        at = (self.home * shape[1] + np.minimum(free, self.sizes)) * shape[2] + np.arange(len(people))[:, None]
-        return np.bincount(at.ravel(), minlength=int(np.prod(shape))).reshape(shape)
-
-    def _place(self, counts: Array, pools: Array, more: Array) -> tuple[Array, Array]:
-        """(nodes, nodes shared with others) that the further GPUs of one job in each plan take; used up in place."""
-        rows = np.arange(len(more))
-        free = counts[pools, :, rows].T  # (GPUs + 1) x people
-        whole, left = self.whole[pools], more.copy()
-        nodes, shared = np.zeros_like(left), np.zeros_like(left)
-        for size in np.flatnonzero(free[1:].any(axis=1))[::-1] + 1:
-            taken = np.minimum(free[size], left // size)
-            free[size] -= taken
-            free[0] += taken
-            left -= taken * size
-            nodes += taken
-            shared += np.where(size < whole, taken, 0)
-        fits = (free > 0) & (np.arange(self.sizes + 1)[:, None] >= left)
-        rest = (left > 0) & fits.any(axis=0)
-        best = np.where(rest, fits.argmax(axis=0), 0)
-        free[best, rows] -= rest
-        free[np.maximum(0, best - left), rows] += rest
-        nodes += rest + np.where(rest, 0, left)  # no node has it: counted as one for each GPU
-        shared += rest & (best < whole)
-        counts[pools, :, rows] = free.T
-        return nodes, shared
+        """The free nodes of each plan, before anything grows."""
+        at = zip(*np.nonzero(self.freeing[people]), strict=True)
+        freed = ((row, *given) for row, job in at for given in self.freed[int(people[row, job])])
+        return self.nodes.counts(len(people), freed)
 
 
 class Objective:

@@ -1,7 +1,7 @@
 """The policy `evolve`: the exact plan, refined for what does not separate by job.
 
-The exact plan maximises a sum over jobs. Fragments of nodes, nodes that jobs share and the number of moves in a round
-depend on all sizes together. The search starts from the exact plan and from staying, and counts them.
+The exact plan maximises a sum over jobs. Fragments of nodes, nodes that jobs share, leaf switches and the number of
+moves in a round depend on all sizes together. The search starts from the exact plan and from staying, and counts them.
 
 Promise: pure and deterministic; the plan is worth at least as much as the exact one, placement counted; where nothing
 gains `min_gain` over staying, everyone stays. Limit: GENERATIONS, fewer for many jobs; above MOST_JOBS the exact plan
@@ -31,7 +31,7 @@ def evolve(problem: Problem, generations: int | None = None, number: int = 0, re
     exact, stay = arrays.at(problem.exact), arrays.present
     seeds = [exact, stay] if within(arrays, stay) else [exact]
     if generations is None:
-        generations = generations_for(len(problem.choices))
+        generations = generations_for(len(problem.choices), problem.layout.switch_cost > 0)
     if not generations or not (arrays.length > 1).any():
         found = max(seeds, key=lambda plan: float(objective(plan[None, :])[0]))
     else:
@@ -44,9 +44,10 @@ def evolve(problem: Problem, generations: int | None = None, number: int = 0, re
     return indices(arrays, found)
 
 
-def generations_for(jobs: int) -> int:
-    """How long the search lasts."""
-    return min(GENERATIONS, WORK // max(1, jobs)) if jobs <= MOST_JOBS else 0
+def generations_for(jobs: int, switches: bool = False) -> int:
+    """How long the search lasts. Where switches count, a generation takes about twice as long."""
+    work = WORK // 2 if switches else WORK
+    return min(GENERATIONS, work // max(1, jobs)) if jobs <= MOST_JOBS else 0
 
 
 def gain(objective: Objective, stay: Array, found: Array) -> float:
