@@ -159,15 +159,17 @@ def row(family: str, nodes: str, given: Problem) -> float:
 
 
 def large(quick: bool) -> None:
-    """What a round would wait for with many jobs, all of which begin."""
-    print(f"\n{'jobs':>8} {'generations':>12} {'CPU s':>8}")
+    """What a round would wait for with many jobs, all of which begin: without switches, and with them."""
+    print(f"\n{'jobs':>8} {'switches':>9} {'generations':>12} {'CPU s':>8}")
     for jobs, capacity in ((200, 1024), (1000, 4096), (5000, 20480))[: 2 if quick else 3]:
         base = problem(make("smooth", jobs, capacity, LARGEST))
         free = {f"n{node:04d}": 8 for node in range(capacity // 8)}
         given = replace(base, layout=Layout([free], [8], [{0: {}}] * jobs), spread=[COST] * jobs)
-        start = time.process_time()
-        evolve(given, relative=False)
-        print(f"{jobs:>8} {generations_for(jobs):>12} {time.process_time() - start:>8.2f}", flush=True)
+        for counted, one in ((0, given), (capacity // LEAF, switched(given, 8))):
+            start = time.process_time()
+            evolve(one, relative=False)
+            spent = time.process_time() - start
+            print(f"{jobs:>8} {counted:>9} {generations_for(jobs, counted):>12} {spent:>8.2f}", flush=True)
 
 
 def main() -> int:

@@ -31,7 +31,9 @@ def evolve(problem: Problem, generations: int | None = None, number: int = 0, re
     exact, stay = arrays.at(problem.exact), arrays.present
     seeds = [exact, stay] if within(arrays, stay) else [exact]
     if generations is None:
-        generations = generations_for(len(problem.choices), problem.layout.switch_cost > 0)
+        layout = problem.layout
+        counted = len(set(layout.switches.values())) if layout.switch_cost else 0
+        generations = generations_for(len(problem.choices), counted)
     if not generations or not (arrays.length > 1).any():
         found = max(seeds, key=lambda plan: float(objective(plan[None, :])[0]))
     else:
@@ -44,9 +46,9 @@ def evolve(problem: Problem, generations: int | None = None, number: int = 0, re
     return indices(arrays, found)
 
 
-def generations_for(jobs: int, switches: bool = False) -> int:
-    """How long the search lasts. Where switches count, a generation takes about twice as long."""
-    work = WORK // 2 if switches else WORK
+def generations_for(jobs: int, switches: int = 0) -> int:
+    """How long the search lasts. A generation takes twice as long with some switches, longer with many."""
+    work = WORK // (2 + switches // 16) if switches else WORK
     return min(GENERATIONS, work // max(1, jobs)) if jobs <= MOST_JOBS else 0
 
 

@@ -180,9 +180,10 @@ def test_a_job_stays_under_its_switch_where_another_costs_more_than_it_brings() 
 
 
 def test_a_round_of_many_jobs_does_not_wait() -> None:
-    """The more jobs the shorter the search, half of it where switches count, and none where one generation would be too
-    long: the exact plan, then."""
-    assert [generations_for(jobs, switches=True) for jobs in (10, 100, 1000, 1001)] == [80, 25, 2, 0]
+    """The more jobs and switches the shorter the search, and none where one generation would be too long: the exact
+    plan, then."""
+    assert [generations_for(jobs, switches=8) for jobs in (10, 100, 1000, 1001)] == [80, 25, 2, 0]
+    assert [generations_for(jobs, switches=128) for jobs in (10, 100, 1000)] == [50, 5, 0]
     assert [generations_for(jobs) for jobs in (10, 100, 1000, 1001)] == [80, 50, 5, 0]
     one = replace(problem(4), layout=Layout())
     assert evolve(one, generations=0, relative=False) == list(one.exact)
