@@ -57,6 +57,11 @@ def exposed_communication(paces: Sequence[Pace]) -> float:
     return min((pace.comm_share for pace in paces), default=0.0)
 
 
+def input_wait(paces: Sequence[Pace]) -> float:
+    """The share of a step that goes to waiting for input: the others wait for the rank that waits longest."""
+    return max((pace.input_share for pace in paces), default=0.0)
+
+
 def _slow_rank(paces: Sequence[Pace]) -> Bottleneck | None:
     if len(paces) < 2:
         return None

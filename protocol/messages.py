@@ -116,6 +116,7 @@ class Report:
     noise_scale: float = 0.0
     """Gradient noise scale in samples; 0: not measured."""
     input_wait_share: float = 0.0
+    """Share of a step in which nothing is computed, for the samples are not there; the rank's that waits longest."""
     memory_peak_mb: float = 0.0
     comm_share: float = 0.0
     """Share of a step in which gradients travel and nothing computes, where nobody is waited for; 0: not measured."""

@@ -7,7 +7,6 @@ over one dataset is one epoch.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -61,13 +60,13 @@ class FrameworkLoop:
         else:
             session.boundary()
         parts: list[Part] = []
-        asked = time.perf_counter()
+        session.reporting.meter.asks(session.device.type == "cuda")
         while not parts or not parts[-1][0].last:
             got = feed.next()
             if got is None:
                 raise AssertionError("the pass has ended before all of its samples were handed out")
             parts.append(got)
-        session.reporting.meter.waited(time.perf_counter() - asked)
+        session.reporting.meter.got()
         return parts
 
     def steps_left(self, after: Micro) -> int:

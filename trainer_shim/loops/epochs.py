@@ -5,7 +5,6 @@ The half of a job's loop that a script does not see; the adapters of frameworks 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,11 +77,11 @@ class EpochLoop:
         self.begin(feed, ordinal, shuffle)
         try:
             while not self.stopped:
-                asked = time.perf_counter()
+                session.reporting.meter.asks(session.device.type == "cuda")
                 got = feed.next()
                 if got is None:
                     break
-                session.reporting.meter.waited(time.perf_counter() - asked)
+                session.reporting.meter.got()
                 yield self.hand_out(*got)
                 if self.micro is not None and self._own_loop.models:
                     micro, self.micro = self.micro, None

@@ -18,6 +18,8 @@ import torch
 
 from slurm_elastic.protocol.bottleneck import Pace
 
+from ..data.input_wait import InputWait
+
 WARM_UP_STEPS = 2
 MAX_STEPS = 4096
 REPORT_EVERY_S = 5.0
@@ -32,6 +34,7 @@ class StepTime(NamedTuple):
 
     seconds: float
     input_wait: float
+    """Nothing was computed, for the samples were not there."""
     samples: int
     exposed: float
     """Gradients travelled, and this rank computed nothing."""
@@ -74,6 +77,7 @@ class Meter:
         self._skip = WARM_UP_STEPS
         self._begun = 0.0
         self._input_wait = 0.0
+        self._waits = InputWait(clock)
         self._due = clock() + every_s
         self._recent: deque[float] = deque(maxlen=50)
 
@@ -92,19 +96,24 @@ class Meter:
             self._every_s = seconds
             self._due = min(self._due, self._clock() + seconds)
 
-    def waited(self, seconds: float) -> None:
-        """Time spent waiting for the loader."""
-        self._input_wait += seconds
+    def asks(self, cuda: bool = False) -> None:
+        """The loader is asked for samples, to compute on a GPU or not."""
+        self._waits.begin(cuda)
+
+    def got(self) -> None:
+        """It has given them."""
+        self._input_wait += self._waits.end()
 
     @property
     def input_wait(self) -> float:
-        """Seconds that the step under way has waited for the loader so far."""
+        """Seconds that the thread has waited for the loader in the step under way so far."""
         return self._input_wait
 
     def resume(self) -> None:
         """A pass over the data begins: what happened since the last step (an evaluation) is not a step's time."""
         self._begun = self._clock()
         self._input_wait = 0.0
+        self._waits.seconds()
 
     def step(self, samples: int, position: Position, typical: bool = True, exposed: float = 0.0) -> None:
         """An optimizer step has ended. One that is not `typical` (the short last one of a pass) is not measured.
@@ -112,7 +121,7 @@ class Meter:
         samples: of the whole step, over all ranks. exposed: seconds, see StepTime.
         """
         now = self._clock()
-        took, waited = now - self._begun, self._input_wait
+        took, waited = now - self._begun, self._waits.seconds()
         self._begun, self._input_wait = now, 0.0
         self._position = position
         if self._skip > 0:

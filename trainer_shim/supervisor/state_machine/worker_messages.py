@@ -132,7 +132,8 @@ class WorkerMessages(Part):
         world = self._context.world
         if world is None or not paces or len(paces) < len(world.members):
             return {}
-        compared: Message = {"comm_share": bottleneck.exposed_communication(paces)}
+        shares = bottleneck.exposed_communication(paces), bottleneck.input_wait(paces)
+        compared: Message = {"comm_share": shares[0], "input_wait_share": shares[1]}
         found = bottleneck.find(paces)
         if found is None:
             return compared

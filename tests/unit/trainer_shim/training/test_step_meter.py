@@ -21,10 +21,16 @@ class Clock:
         return self.now
 
 
+def waits(clock: Clock, meter: Meter, seconds: float) -> None:
+    meter.asks()
+    clock.now += seconds
+    meter.got()
+
+
 def measured(clock: Clock, meter: Meter, times: list[float], wait: float = 0.0) -> None:
     for number, took in enumerate(times):
-        clock.now += took
-        meter.waited(wait)
+        waits(clock, meter, wait)
+        clock.now += took - wait
         meter.step(64, Position(step=number, samples=64 * number, epoch=1))
 
 
@@ -60,8 +66,8 @@ def test_a_rank_reports_its_pace() -> None:
     meter = Meter(clock, every_s=5)
     meter.enter_world(StepShape(3, 64, 8, 2, rank=2, rank_samples=16))
     for number in range(WARM_UP_STEPS + 4):
-        clock.now += 1.0
-        meter.waited(0.25)
+        waits(clock, meter, 0.25)
+        clock.now += 0.75
         meter.step(64, Position(number, 64 * number, 1), exposed=0.5)
     report = meter.due()
     assert report is not None

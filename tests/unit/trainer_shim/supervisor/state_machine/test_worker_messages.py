@@ -39,6 +39,21 @@ def test_a_slow_rank_is_named_once_every_rank_has_said_how_it_fares() -> None:
     assert "pace" not in report
 
 
+def test_the_job_waits_for_its_input_as_long_as_the_rank_that_waits_longest() -> None:
+    """All others wait for that rank in the all-reduce; until all have spoken it is what rank 0 says of itself."""
+    drive = Drive().up().grown()
+    generation, (first, *others) = drive.context.generation, drive.members()
+    own = {"generation": generation, "batch": 64, "input_wait_share": 0.1}
+    drive.say(first, "report", **own, pace=pace(0, 0.5, 0.4, input_share=0.1))
+    assert drive.new(ForwardReport)[0].report["input_wait_share"] == 0.1
+    for rank, worker in enumerate(others, start=1):
+        said = pace(rank, 0.5, 0.0, input_share=0.5) if rank == 2 else pace(rank, 0.5, 0.5)
+        drive.say(worker, "pace", generation=generation, pace=said)
+    drive.say(first, "report", **own, pace=pace(0, 0.5, 0.4, input_share=0.1))
+    [report] = drive.new(ForwardReport)
+    assert (report.report["input_wait_share"], report.report["comm_share"]) == (0.5, 0.0)
+
+
 def test_what_ranks_said_in_another_world_does_not_count() -> None:
     """After a resize nothing is compared before all have spoken again, and late words of the old world are left out."""
     drive = Drive().up()
