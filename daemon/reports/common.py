@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
@@ -117,6 +118,7 @@ def visible_job(store: Store, job_id: int, viewer: Viewer) -> JobRow:
     return job
 
 
+@lru_cache(maxsize=256)  # asked for every row of thousands
 def reason_text(code: str) -> str:
     """The words of a reason's code, or of what a supervisor did by itself; empty for a code that is not known here."""
     try:

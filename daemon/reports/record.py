@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import typing
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
@@ -99,7 +100,7 @@ def made_from(kind: type[R], *rows: Any, **more: Any) -> R:
     for row in rows:
         if not isinstance(row, type):
             of: Any = type(row)
-            found |= {name: getattr(row, name) for name in _shared_names(made, of)}
+            found.update(zip(_shared_names(made, of), _shared_values(made, of)(row), strict=True))
     return kind(**found | more)
 
 
@@ -107,6 +108,13 @@ def made_from(kind: type[R], *rows: Any, **more: Any) -> R:
 def _shared_names(kind: Any, other: Any) -> tuple[str, ...]:
     known = {*dir(other), *(item.name for item in fields(other))}
     return tuple(item.name for item in fields(kind) if item.name in known)
+
+
+@functools.cache
+def _shared_values(kind: Any, other: Any) -> Callable[[Any], tuple[Any, ...]]:
+    """Gives a row's values of these names: for one name operator.attrgetter gives no tuple."""
+    names = _shared_names(kind, other)
+    return operator.attrgetter(*names) if len(names) > 1 else lambda row: tuple(getattr(row, name) for name in names)
 
 
 def known_values(record: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.errors import RequestError
-from slurm_elastic.protocol.messages import Report
+from slurm_elastic.protocol.messages import Piece, Report
 
 from ..text.cells import bounds, folded, moment, number, share
 from ..text.reasons import bottleneck_text
@@ -233,7 +233,7 @@ def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown |
     target_gpus, target_batch = _target_size(job, known)
     measured = _measured(report, known.used)
     gpus = _gpus(job, used, known.decision)
-    nodes = list(dict.fromkeys(node for piece in used.pieces for node in piece.nodes)) if used else None
+    pieces, nodes, node_list = _held(used.pieces) if used else (None, None, None)
     return made_from(
         JobStatus,
         job,
@@ -241,7 +241,7 @@ def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown |
         measured or Report,
         own=own,
         elapsed_s=elapsed_s(job, now),
-        nodes=None if nodes is None else len(nodes),
+        nodes=nodes,
         gpus=gpus,
         held_gpus=(job.held_gpus or None) if job.end_time is None else None,
         target_gpus=target_gpus,
@@ -261,11 +261,18 @@ def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown |
         share_of=known.decision.evidence.get("share_of") if known.decision else None,
         mode=known.decision.mode if known.decision else None,
         reported_at=report.at if report else None,
-        node_list=None if nodes is None else ",".join(nodes),
-        pieces=tuple(made_from(HeldPiece, piece) for piece in used.pieces) if used else None,
+        node_list=node_list,
+        pieces=pieces,
         reason=reason,
         reason_text=reason_text(reason),
     )
+
+
+@lru_cache(maxsize=8192)
+def _held(pieces: tuple[Piece, ...]) -> tuple[tuple[HeldPiece, ...], int, str]:
+    """Pieces as they are shown, the number of their nodes, and their names. A report changes none of it."""
+    nodes = list(dict.fromkeys(node for piece in pieces for node in piece.nodes))
+    return tuple(made_from(HeldPiece, piece) for piece in pieces), len(nodes), ",".join(nodes)
 
 
 def elapsed_s(job: JobRow, now: float) -> float | None:
@@ -322,9 +329,7 @@ def _speedup(
     """Throughput against that at the smallest size: as measured at both, else the planner's for the size held."""
     if gpus is None:
         return None
-    best: dict[int, float] = {}
-    for seen in store.observations(job.job_id):
-        best[seen.gpus] = max(best.get(seen.gpus, 0.0), seen.samples_per_s)
+    best = store.fastest(job.job_id)
     smallest = best.get(asked.min_gpus if asked else 0)
     if smallest and gpus in best:
         return best[gpus] / smallest

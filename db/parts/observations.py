@@ -58,6 +58,10 @@ class Configuration:
         self.known = ObservationRow(*key, self.count, *figures, _median_known(waits))
         return self.known
 
+    def rate(self) -> float:
+        """The median of samples/s, of `row`."""
+        return self.known.samples_per_s if self.known is not None else _median(self.youngest[1 :: len(_MEASURED)])
+
 
 def _median_measured(values: array[float]) -> float:
     """Over those that were measured; 0: none was."""
@@ -87,6 +91,14 @@ def measured(row: Any) -> Measured:
 
 def rows_of(seen: dict[Key, Configuration]) -> list[ObservationRow]:
     return [configuration.row(key) for key, configuration in sorted(seen.items())]
+
+
+def fastest_of(seen: dict[Key, Configuration]) -> dict[int, float]:
+    """Samples/s of each number of GPUs, at the best batch."""
+    best: dict[int, float] = {}
+    for (gpus, *_), configuration in seen.items():
+        best[gpus] = max(best.get(gpus, 0.0), configuration.rate())
+    return best
 
 
 def forget_oldest(seen: dict[Key, Configuration]) -> None:

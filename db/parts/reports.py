@@ -22,8 +22,8 @@ from .. import schema
 from ..engine import Database
 from ..rows import ObservationRow
 from .allocations import Allocations
-from .base import Many, blames_a_record, insert_or_ignore, names_of, record
-from .observations import Configuration, Key, forget_oldest, key_of, load, measured, rows_of
+from .base import Many, T, blames_a_record, insert_or_ignore, names_of, record
+from .observations import Configuration, Key, fastest_of, forget_oldest, key_of, load, measured, rows_of
 from .progress import Progress, advance, allocation_of
 from .writer import ReportWriter, Submission
 
@@ -60,9 +60,16 @@ class ReportsPart(Allocations):
 
     def observations(self, job_id: int) -> list[ObservationRow]:
         """What has been measured of the job, one row per configuration, by GPUs and then by batch."""
+        return self._made_of_seen(job_id, rows_of)
+
+    def fastest(self, job_id: int) -> dict[int, float]:
+        """Samples/s as measured, by GPUs, at the best configuration of each."""
+        return self._made_of_seen(job_id, fastest_of)
+
+    def _made_of_seen(self, job_id: int, made: Callable[[dict[Key, Configuration]], T]) -> T:
         with self._memory:
             if self._warm and job_id in self._seen:
-                return rows_of(self._seen[job_id])
+                return made(self._seen[job_id])
         with self._db.lock:
             self._warm_up()
             found = self._seen.get(job_id)
@@ -71,7 +78,7 @@ class ReportsPart(Allocations):
                     found = load(connection, job_id).get(job_id, {})
                 with self._memory:
                     self._seen[job_id] = found
-            return rows_of(found)
+            return made(found)
 
     def last_report(self, job_id: int) -> Report | None:
         """The youngest report of the job by its own clock; None: it has sent none, or none is kept."""

@@ -53,7 +53,9 @@ def test_memory_and_database_agree(
             store.submit_reports(7, [report(step, gpus=gpus, time=time)], 1000.0).result()
             if ask:
                 store.observations(7), store.last_report(7)
-        seen, last = store.observations(7), store.last_report(7)
+        fastest, seen, last = store.fastest(7), store.observations(7), store.last_report(7)
+        best = {gpus: max(row.samples_per_s for row in seen if row.gpus == gpus) for gpus in {row.gpus for row in seen}}
+        assert fastest == store.fastest(7) == best
     with Store(address) as again:
         assert again.observations(7) == seen
         assert (again.last_report(7) is None) == (last is None)
