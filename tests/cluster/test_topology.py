@@ -1,17 +1,42 @@
-"""A private Slurm with leaf switches: what selasticd reads of them."""
+"""A private Slurm with leaf switches: what selasticd reads of them, and how `evolve` moves a job because of them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+from live_daemon import live_daemon
 from record_slurm import TREE
+from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
 from slurm_elastic.daemon.slurm import CommandClient
 
 
-def test_leaf_switches_are_read_with_the_site(can_run_slurm: None) -> None:
-    """TopologyPlugin=topology/tree: the leaf switch over each node, and none over one that topology.conf leaves out."""
+@pytest.fixture(scope="module")
+def tree(can_run_slurm: None) -> Iterator[Sandbox]:
+    """n1 and n2 under leaf1, n3 and n4 under leaf2."""
     files, lines = {"topology.conf": TREE}, ("TopologyPlugin=topology/tree",)
-    spec = SandboxSpec(nodes=5, with_accounting=False, extra_slurm_conf=lines, extra_files=files)
-    with Sandbox.up(spec) as sandbox:
-        site = CommandClient(sandbox.env["SLURM_CONF"]).site()
+    with Sandbox.up(SandboxSpec(nodes=4, extra_slurm_conf=lines, extra_files=files)) as sandbox:
+        yield sandbox
+
+
+def test_leaf_switches_are_read_with_the_site(tree: Sandbox) -> None:
+    """TopologyPlugin=topology/tree: the leaf switch over each node."""
+    site = CommandClient(tree.env["SLURM_CONF"]).site()
     assert site.switches == {"n1": "leaf1", "n2": "leaf1", "n3": "leaf2", "n4": "leaf2"}
+
+
+def test_a_job_moves_under_its_own_switch(tree: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its companion is under another switch, for the node beside it was in use; when that node is free the job has as
+    many GPUs as before, all under one switch, and `explain` tells it."""
+    with live_daemon(tree, monkeypatch, more='policy = "evolve"') as daemon:
+        other = tree.run(["sbatch", "--parsable", "-o", "/dev/null", "-wn2", "--gres=gpu:4", "--wrap", "sleep 600"])
+        wait_until(lambda: daemon.jobs()[int(other.stdout)].running, 40, daemon.log)
+        job = daemon.submit("-N1", "-wn1", "--gres=gpu:a100:4", comment="elastic:gpus=4-8,step=4,batch=240-256")
+        daemon.settles_at(job, 8)
+        assert [one.nodes for one in daemon.companions()] != [("n2",)]
+        tree.run(["scancel", other.stdout.strip()])
+        wait_until(lambda: [one.nodes for one in daemon.companions()] == [("n2",)], 90, daemon.log)
+        daemon.settles_at(job, 8)
+        assert "move_switch" in str(daemon.client().get(f"/v1/jobs/{job}/events"))
