@@ -198,6 +198,11 @@ class Supervisor(asyncio.Protocol):
                 raise SystemExit(got.decode())
             self._answered.set_result(None)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Closed: by the daemon, when it has been idle for long. No answer comes any more."""
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_exception(SystemExit(f"the daemon closed a connection before it answered ({exc})"))
+
     async def send(self, content: bytes, times: Times) -> None:
         """Send a request and wait for its answer."""
         self._answered, began = asyncio.get_running_loop().create_future(), time.monotonic()
@@ -304,6 +309,7 @@ def steady(jobs: int, seconds: float, asked_s: float, keep: bool, polls: bool, f
         given = (_steady, url, tokens, seconds + 4 * INTERVAL_S, keep, polls)
         clients = FORK.Process(target=_clients, args=(theirs, *given))
         clients.start()
+        theirs.close()  # so that clients which end without a word end this, too
         time.sleep(INTERVAL_S)
         while _asked(pipe)[0] < 1.5 * jobs:  # every token is remembered, and who was late is on time again
             time.sleep(0.5)
