@@ -92,9 +92,11 @@ def test_it_answers_as_its_document_says(case: schemathesis.Case) -> None:
         case.path_parameters["job_id"] = 7
     case.body = _within_the_words(case.body)
     # A wrong credential is put right below, and then nothing may be left that has to be refused.
-    excluded = [negative_data_rejection] if wrong & {"header", "cookie"} else []
-    security = case.operation.definition.raw["security"]
-    credential = f"Bearer {TOKEN}" if security == [{"token": []}] else f"Test {ADA}"
+    from_job = case.operation.definition.raw["security"] == [{"token": []}]
+    # A supervisor of a newer release may send parameters that this one does not know.
+    newer = from_job and not set(case.query or ()) <= {one.name for one in case.operation.query}
+    excluded = [negative_data_rejection] if wrong & {"header", "cookie"} or newer else []
+    credential = f"Bearer {TOKEN}" if from_job else f"Test {ADA}"
     case.call_and_validate(headers={"Authorization": credential}, excluded_checks=excluded)
 
 

@@ -258,6 +258,7 @@ def test_a_batch_divided_by_the_worlds_size_is_the_global_one() -> None:
     assert (6, "job.world_size is 0 before the loop: write the number that is meant") in left
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="it trains, and torch is not installed here")
 def test_a_converted_sharded_script_trains(tmp_path: Path) -> None:
     """On two workers, when what was left is done."""
     text = converted(SHARDED, "x.py")[0].replace("model(x)", "model(x[job.share(8).positions])")
