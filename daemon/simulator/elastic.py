@@ -30,6 +30,8 @@ from .jobs import SimulatedJob, SimulationSettings
 
 SWITCH = PROGRESS + 1
 """The kind of event at which the GPUs that a growth waited for can be used."""
+ROUND_S = 60.0
+"""Longest time between two decisions while elastic jobs train: what a large batch is worth changes without an event."""
 
 
 class Elastic(Simulation):
@@ -103,8 +105,8 @@ class Elastic(Simulation):
             self._want_decision(self.now + self.rules.min_round_gap_s)
         rests = (s.until for s in made.context.running_jobs.values() if s.until is not None and s.until > self.now)
         self._want_decision(min(rests, default=float("inf")))
-        if self.settings.learned and self.states.of:
-            self._want_decision(self.now + max(60.0, self.settings.interval_s))
+        if self.states.of:
+            self._want_decision(self.now + max(ROUND_S, self.settings.interval_s))
 
     def _resubmit(self, sizes: Mapping[int, Size]) -> None:
         """Waiting jobs ask for other sizes from now on."""

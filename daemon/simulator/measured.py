@@ -24,7 +24,8 @@ from .programs import Program, StepTime, form_law
 from .traces.formats import TraceError
 
 WIDE = Prior(DEFAULT.mean, tuple(tuple(4.0 * (i == j) for j in range(N)) for i in range(N)), noise=0.1, noise_apart=0.1)
-PHASES = 10
+PHASES = 100
+"""About the rows of a table: in ten, a noise scale that rises early held jobs small for a tenth of their training."""
 
 
 def program(name: str, tables: dict[str, str]) -> Program:
@@ -114,10 +115,10 @@ def _statistics(file: str, text: str) -> list[tuple[float, float, float]]:
 
 
 def _by_phase(statistics: list[tuple[float, float, float]], base: int) -> list[float]:
-    """The noise scale phi of each tenth of the training at which a batch takes the samples that it takes there.
+    """The noise scale phi of each phase of the training at which a batch takes the samples that it takes there.
 
     A sample at batch b does the work of (phi + base) / (phi + b), so a stretch of work takes
-    1 + (b - base) / (phi + base) times as many: the mean over a tenth is that of 1 / (phi + base), for any b. Rows are
+    1 + (b - base) / (phi + base) times as many: the mean over a phase is that of 1 / (phi + base), for any b. Rows are
     weighted by the work up to them.
     """
     end, out, before = statistics[-1][0], list[float](), 0.0

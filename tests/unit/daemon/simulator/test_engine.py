@@ -88,7 +88,7 @@ def test_a_cooldown_that_rounds_does_not_stop_time() -> None:
         result = outcome(rows, settings=replace(settings, grow_wait_s=wait))
         assert all(one.end_s > 0 for one in result.jobs)
         moved = sum(one.moves for one in result.jobs)
-        assert result.decisions <= 2 * len(rows) + 2 * moved
+        assert result.decisions <= 2 * len(rows) + 2 * moved + result.end_s / 60.0
 
 
 def test_a_grow_takes_effect_though_the_training_changes_phase_meanwhile() -> None:
@@ -188,3 +188,13 @@ def test_a_watcher_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
     told = list[tuple[int, int]]()
     simulate(rows, {"linear": LINEAR}, "auto", replace(QUIET, drop=True), watch=lambda *far: told.append(far))
     assert told == sorted(told) and told[-1] == (3, 3) and any(done == 2 for done, _ in told)
+
+
+def test_what_a_large_batch_is_worth_is_looked_at_between_events() -> None:
+    """Curves known, one job, no event: it has more GPUs a minute or two after its noise scale has risen."""
+    program = Program("p", LINEAR.law, 64, 512, (64, 64), 1e6, lambda done, batch: 1.0 if done < 0.1 else 1e9, 10)
+    rows = [TraceJob("a", 0.0, "p", 1, 64, min_gpus=1)]
+    result = simulate(rows, {"p": program}, "auto", QUIET)[0]
+    risen_at = 0.1 * 1e6 / 100.0
+    grown_at = next(at for at, _, gpus, _ in result.changes if gpus == 8)
+    assert risen_at <= grown_at <= risen_at + 120.0

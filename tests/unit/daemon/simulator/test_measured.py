@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.daemon.simulator.measured import program
+from slurm_elastic.daemon.simulator.measured import PHASES, program
 
 PLACES = """placement,local_bsz,step_time,sync_time
 1,8,0.5,0.0
@@ -50,5 +50,5 @@ def test_a_training_takes_the_samples_that_its_statistics_say(batch: int) -> Non
     for progress, squared, variance in STATISTICS[batch]:
         phi = 8 * variance / squared
         taken, before = taken + (progress - before) * (phi + batch) / (phi + 8), progress
-    phases = [1.0 / found.efficiency(batch, (phase + 0.5) / 10) for phase in range(10)]
-    assert sum(phases) / 10 * 100 == pytest.approx(taken)
+    phases = [1.0 / found.efficiency(batch, (phase + 0.5) / PHASES) for phase in range(PHASES)]
+    assert sum(phases) / PHASES * 100 == pytest.approx(taken)
