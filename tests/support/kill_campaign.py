@@ -26,8 +26,6 @@ from waiting import wait_until
 
 from slurm_elastic.trainer_shim.training import audit
 
-MORE = 3
-"""Times as many rounds, at most, until what a campaign is about has come up."""
 SAMPLES = 9000
 REQUEST = "elastic:gpus=1-4,batch=16-64"
 STARTED_TWICE = "launch failed requeued held"
@@ -315,12 +313,14 @@ class Campaign:
         for _ in range(jobs):
             self.submit()
         self.settle()
+        self.before_kills()
         self.counts.settle_s.clear()
         self.counts.rounds_after.clear()
 
     def run(self, rounds: int, kills: int, jobs: int) -> Counts:
-        """`rounds` rounds of up to `kills` kills each, more until it is `enough`, always with `jobs` jobs; then let
-        them come to their ends. The totals are printed in any case."""
+        """`rounds` rounds of up to `kills` kills each, always with `jobs` jobs; then let them come to their ends.
+
+        The totals are printed in any case."""
         try:
             self._rounds(rounds, kills, jobs)
             self.end()
@@ -330,9 +330,7 @@ class Campaign:
 
     def _rounds(self, rounds: int, kills: int, jobs: int) -> None:
         self.begin(jobs)
-        for number in range(MORE * rounds):
-            if number >= rounds and self.enough():
-                break
+        for number in range(rounds):
             while len(self.jobs) < jobs:
                 self.submit()
             chosen = self.ground.choose(self.kinds, kills)
@@ -352,9 +350,8 @@ class Campaign:
             self.settle()
             print(f"  right again after {self.counts.settle_s[-1]:.1f} s", flush=True)
 
-    def enough(self) -> bool:
-        """Whether what the campaign is about has come up in the rounds so far."""
-        return True
+    def before_kills(self) -> None:
+        """With all jobs training: what must have come up in any case."""
 
     def after_kills(self) -> None:
         """Take away what would rightly keep things from settling."""

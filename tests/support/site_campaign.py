@@ -30,6 +30,16 @@ class SiteCampaign(Campaign):
         site.limit("qos", "capped", GrpTRES=f"gres/gpu={MOST_GPUS}")
         site.epilog_takes(0.5)
 
+    def before_kills(self) -> None:
+        """The site refuses once that a base gives up a node of its own: whether it does so later is chance."""
+        self.site.veto("modify", "sizes are fixed in this partition", partition="low")
+        pinned = str(self.jobs[0].job_id)
+        self.daemon.selastic("pin", pinned, "1")
+        wait_until(lambda: self.interference()["refused"] > 0, SETTLE_S, self.story)
+        self.daemon.selastic("unpin", pinned)
+        self.site.allow()
+        self.settle()
+
     def possible(self) -> tuple[str, ...]:
         return (*super().possible(), *BY_HAND)
 
@@ -53,9 +63,6 @@ class SiteCampaign(Campaign):
 
     def after_kills(self) -> None:
         self.site.allow()
-
-    def enough(self) -> bool:
-        return sum(self.interference().values()) > 0
 
     def slurmctld_log(self) -> str:
         return (self.sandbox.dir / "log" / "slurmctld.log").read_text()

@@ -27,4 +27,4 @@ def test_nothing_is_lost_where_the_site_interferes(site: SiteCluster, monkeypatc
     print(interference)
     assert counts.kills.total() >= ROUNDS
     assert counts.jobs >= 2
-    assert sum(interference.values()) > 0
+    assert interference["refused"] > 0
