@@ -36,7 +36,8 @@ CONNECT_TRIES = 5
 """gloo tries this often to connect to a member that does not answer, each time for as long as its timeout."""
 LATER_BOUNDS = hasattr(dist.ProcessGroup, "set_timeout")
 """Whether gloo heeds another timeout than a group's first one; up to torch 2.8 at least it does not. There who connects
-to a member that has given up waits until its supervisor ends it."""
+to a member that has given up waits until its supervisor ends it, and a first step waits for a joiner that is stopped,
+not dead, as long as any collective may take."""
 ARRIVAL_S = 5.0
 """How much later than a joiner, which knows why it does not get through, rank 0 gives up waiting for it."""
 POLL_S = 1.0
