@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sqlalchemy import bindparam, delete, exists, func, insert, or_, select
+from sqlalchemy import Select, bindparam, delete, exists, func, insert, literal, or_, select
 
 from .. import schema
 from ..engine import Database
@@ -30,6 +30,7 @@ class History(StorePart):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._programs: dict[int, tuple[str, str] | None] = {}
+        self._programs_read = False
 
     def note_program(self, job_id: int, program: str, gpu_type: str) -> None:
         """What a job runs, and the kind of GPU it began on."""
@@ -39,21 +40,35 @@ class History(StorePart):
         with self._db.write() as connection:
             values = {"job_id": job_id, "program": found[0], "gpu_type": found[1]}
             connection.execute(upsert(self._db, _PROGRAMS), [values])
-        with self._memory:
-            self._programs[job_id] = found
+        self._remember_programs({job_id: found})
 
     def program_of(self, job_id: int) -> tuple[str, str] | None:
         """(program, kind of GPU) of a job; None: its supervisor has not said."""
         with self._memory:
             if job_id in self._programs:
                 return self._programs[job_id]
-        query = select(_PROGRAMS.c.program, _PROGRAMS.c.gpu_type).where(_PROGRAMS.c.job_id == job_id)
+        with self._db.lock:
+            if not self._programs_read:
+                # All jobs at once: one by one they would take seconds.
+                active = select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))
+                self._remember_programs(self._load_programs(active))
+                self._programs_read = True
+            if job_id not in self._programs:
+                self._remember_programs(self._load_programs(select(literal(job_id))))
+            return self._programs[job_id]
+
+    def _load_programs(self, jobs: Select[tuple[int]]) -> dict[int, tuple[str, str] | None]:
+        """Of these jobs: a query for their ids."""
+        wanted = jobs.subquery()
+        query = select(wanted.c[0], _PROGRAMS.c.program, _PROGRAMS.c.gpu_type)
+        query = query.outerjoin(_PROGRAMS, _PROGRAMS.c.job_id == wanted.c[0])
         with self._db.read() as connection:
-            row = connection.execute(query).first()
-        found = (row.program, row.gpu_type) if row else None
+            rows = connection.execute(query).all()
+        return {job_id: None if program is None else (program, gpu_type) for job_id, program, gpu_type in rows}
+
+    def _remember_programs(self, programs: dict[int, tuple[str, str] | None]) -> None:
         with self._memory:
-            self._programs[job_id] = found
-        return found
+            self._programs |= programs
 
     def youngest_runs(self, program: str) -> dict[str, int]:
         """The youngest job of a program that anything was measured of, by kind of GPU."""
