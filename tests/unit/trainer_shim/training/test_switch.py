@@ -159,7 +159,7 @@ def test_a_withdrawal_at_any_moment_takes_all_members_or_none(zygote: Zygote, st
     """A change of worlds is taken back at each moment of a member: rank 0, another one, one that leaves. Before that
     member has left its world nobody changes, from then on all do: nobody waits in vain for others, or turns back alone.
     Nothing is lost or done twice."""
-    sizes = ["--micro", "12", "--samples", "6003", "--epochs", "1"]
+    sizes = ["--micro", "12", "--samples", "15003", "--epochs", "1"]
     control = start("--hold-from", "0", *sizes)
     control.spawn("a", "b", FAIL="pause")
     control.ready("a", "b")
@@ -179,7 +179,7 @@ def test_a_withdrawal_at_any_moment_takes_all_members_or_none(zygote: Zygote, st
         assert not withdrawn(control, moment, "c", "a", "b"), (moment, control.story())
     assert withdrawn(control, "dismissed", "c", "a", "b"), control.story()
     assert control.exits("a", "b") == [0, 0], control.story()
-    found = audit.check(control.audit, samples=6003, epochs=1)
+    found = audit.check(control.audit, samples=15003, epochs=1)
     assert found.ok and found.restarts == 0, (found, control.story())
     assert difference(result(tmp_path), alone(zygote, tmp_path, *sizes)) < 1e-12
 
@@ -187,7 +187,7 @@ def test_a_withdrawal_at_any_moment_takes_all_members_or_none(zygote: Zygote, st
 def test_a_batch_taken_back_at_any_moment_is_taken_by_all_members_or_none(start: Start) -> None:
     """The same of a batch that changes in place: before a member has committed itself nobody takes it, from then on all
     do. No sample is lost or trained on twice."""
-    control = start("--hold-from", "0", "--micro", "12", "--samples", "6003", "--epochs", "1")
+    control = start("--hold-from", "0", "--micro", "12", "--samples", "15003", "--epochs", "1")
     control.spawn("a", "b", FAIL="pause")
     control.ready("a", "b")
     control.running(control.world("a", "b", source="fresh"))
@@ -196,5 +196,5 @@ def test_a_batch_taken_back_at_any_moment_is_taken_by_all_members_or_none(start:
             late = moment == "taken"
             assert withdrawn(control, moment, who, "a", "b", batch=60 + number) is late, (moment, control.story())
     assert control.exits("a", "b") == [0, 0], control.story()
-    found = audit.check(control.audit, samples=6003, epochs=1)
+    found = audit.check(control.audit, samples=15003, epochs=1)
     assert found.ok and found.restarts == 0 and found.worlds == 3, (found, control.story())
