@@ -175,7 +175,7 @@ class Rounds:
     def dry_run(self) -> Plan:
         """What a round would decide now. Stores nothing, changes nothing."""
         with self._lock:
-            snapshot = self.client.snapshot()
+            snapshot = self.client.snapshot().marked(self._site)
             seen = self._read_store(snapshot, self.registry.sort(snapshot))
             return self._plan(seen, self.clock())
 
@@ -191,6 +191,7 @@ class Rounds:
             due = abs(snapshot.at - self._site.at) >= self.settings.site_interval_s
             if due and (not self._site.at or time.monotonic() - began < SLOW_S):
                 self._site = self._read_site()
+            snapshot = snapshot.marked(self._site)
         with self._part("store"):
             roster = self.registry.update(snapshot, self._end_states)
         with self._part("reconcile"):

@@ -117,7 +117,9 @@ class CommandClient(SlurmClient):
         with contextlib.suppress(SlurmUnreachable):  # a site without switches says so with an error; slurmctld answers
             switches = site.switches(self._shown("show", "topology"))
         return Site(
-            *(at, known.limits, known.parents, kept, switches, site.saves_power(config)),
+            *(at, known.limits, known.parents, kept, switches),
+            needs_switch=bool(switches) and self.release() < site.STARTS_UNDER_NO_SWITCH,
+            power_saving=site.saves_power(config),
             bf_interval_s=site.bf_interval_s(config),
             counts_shares=site.counts_shares(config),
             partition_users=known.partition_users,

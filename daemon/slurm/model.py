@@ -7,7 +7,7 @@ Names are Slurm's own. Times are Unix seconds, memory is in MiB, sizes are whole
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
 
@@ -50,6 +50,7 @@ _UNUSABLE_FLAGS = frozenset(
         "REBOOT_REQUESTED",
         "RES",
         "RESERVED",
+        "UNDER_NO_SWITCH",
         "UNKNOWN",
     }
 )
@@ -151,7 +152,7 @@ class Node:
 
     name: str
     flags: frozenset[str]
-    """The state and all its flags in capitals: {"MIXED", "DRAIN"}."""
+    """The state and all its flags in capitals: {"MIXED", "DRAIN"}. UNDER_NO_SWITCH is ours (Snapshot.marked)."""
     partitions: tuple[str, ...] = ()
     gpus: int = 0
     gpus_used: int = 0
@@ -220,6 +221,15 @@ class Snapshot:
         """Components of a heterogeneous job that have not ended, by offset."""
         found = [job for job in self.jobs.values() if het_job_id and job.het_job_id == het_job_id]
         return sorted(found, key=lambda job: job.het_offset)
+
+    def marked(self, site: Site) -> Snapshot:
+        """With UNDER_NO_SWITCH among the flags of the nodes on which Slurm starts nothing for want of a switch."""
+        alone = self.nodes.keys() - site.switches.keys() if site.needs_switch else ()
+        if not alone:
+            return self
+        found = {name: self.nodes[name] for name in alone}
+        marks = {name: replace(node, flags=node.flags | {"UNDER_NO_SWITCH"}) for name, node in found.items()}
+        return replace(self, nodes={**self.nodes, **marks})
 
 
 class SlurmClient(Protocol):

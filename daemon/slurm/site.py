@@ -17,6 +17,8 @@ from .nodelist import expand
 
 BF_INTERVAL_S = 30.0
 """Slurm's own default."""
+STARTS_UNDER_NO_SWITCH = (25, 5)
+"""The first release that may. 22.05 and 24.11 leave jobs for a node under no switch waiting; 26.05 starts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class Site:
     reservations: tuple[Reservation, ...] = ()
     switches: Mapping[str, str] = field(default_factory=dict)
     """Node -> the lowest switch over it; empty where the site describes no tree."""
+    needs_switch: bool = False
+    """Slurm starts nothing on a node under no switch."""
     power_saving: bool = False
     """Slurm puts nodes to sleep that have been idle for a while."""
     partition_qos: Mapping[str, str] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from slurm_elastic.daemon.planner.limit_usage import holds, limit_usage
 from slurm_elastic.daemon.planner.running.eligibility import running_job
 from slurm_elastic.daemon.planner.running.state import JobState
 from slurm_elastic.daemon.slurm.accounting import SlurmLimit
-from slurm_elastic.daemon.slurm.model import Snapshot
+from slurm_elastic.daemon.slurm.model import Node, Snapshot
 from slurm_elastic.daemon.slurm.site import (
     Reservation,
     Site,
@@ -52,6 +52,15 @@ def test_there_are_topologies_of_every_supported_release() -> None:
 def test_other_topologies_than_trees_tell_nothing() -> None:
     """Blocks are no switches; and where there is no topology nothing is printed."""
     assert switches("BlockName=b1 BlockIndex=0 Nodes=n[1-2] BlockSize=2\n") == switches("") == {}
+
+
+def test_nodes_under_no_switch_are_marked_where_slurm_starts_nothing_on_them() -> None:
+    """A tree over n1 alone: n2 is not schedulable where Slurm needs a switch, and n1 stays the same object."""
+    snapshot = Snapshot(0.0, nodes={name: Node(name, frozenset({"IDLE"}), gpus=4) for name in ("n1", "n2")})
+    found = snapshot.marked(Site(switches={"n1": "leaf1"}, needs_switch=True))
+    assert [node.schedulable for node in found.nodes.values()] == [True, False]
+    assert found.nodes["n1"] is snapshot.nodes["n1"]
+    assert snapshot.marked(Site(switches={"n1": "leaf1"})) is snapshot.marked(Site()) is snapshot
 
 
 def limits_of(site: Site, snapshot: Snapshot) -> list[GpuLimit]:
