@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from heapq import nsmallest
-from itertools import islice
 from typing import Any
 
 from slurm_elastic.db.rows import DecisionRow, Mark
@@ -65,7 +64,7 @@ class DecisionContext:
     target: Target | None = None
     met: tuple[Met, ...] = ()
     """Waiting jobs that this one makes room for."""
-    moved: Callable[[], Sequence[OtherMove]] = tuple
+    moved: Callable[[], Sequence[dict[str, Any]]] = tuple
     """Who moves, as `others` gives it."""
     limit: str = ""
     """The limit that keeps it from more, in words."""
@@ -80,28 +79,28 @@ class DecisionContext:
 
 
 def mark_of(move: Move, mode: str) -> Mark:
-    """The mark of the decision on a job that could be moved: `bare_row` has the same."""
+    """The mark of the decision on a job that could be moved: `row` has the same."""
     running, allotment = move.allotment.running, move.allotment
     mechanism = move.mechanism if move.changes else ""
     return running.gpus, move.gpus, running.batch, allotment.batch, allotment.reason.value, mechanism, mode
 
 
 def mark_of_frozen(running: RunningJob, mode: str) -> Mark:
-    """The mark of the decision on a job that is left as it is: `bare_row_of_frozen` has the same."""
+    """The mark of the decision on a job that is left as it is: `row_of_frozen` has the same."""
     to = running.state.resize or running
     reason = running.frozen or Reason.KEEP_BEST
     return running.gpus, to.gpus, running.batch, to.batch, reason.value, "", mode
 
 
-def bare_row(move: Move, shared: PoolAnswer | None, target: Target | None, now: float, mode: str) -> DecisionRow:
-    """The decision on a job that could be moved, without its evidence."""
-    running, allotment = move.allotment.running, move.allotment
+def row(move: Move, begun: bool, context: DecisionContext) -> DecisionRow:
+    """The decision on a job that could be moved."""
+    running, allotment, shared, target = move.allotment.running, move.allotment, context.shared, context.target
     changes, gpus = move.changes, move.gpus
     planned = _planned(target, gpus)
     gain = shared.progress if shared is not None and changes and planned else None
     return DecisionRow(
         job_id=running.job_id,
-        at=now,
+        at=context.now,
         gpus_from=running.gpus,
         gpus_to=gpus,
         batch_from=running.batch,
@@ -109,8 +108,10 @@ def bare_row(move: Move, shared: PoolAnswer | None, target: Target | None, now: 
         reason=allotment.reason.value,
         value=target.value if target and planned else None,
         gain=allotment.progress_change if allotment.reason is Reason.MOVE_SWITCH else gain,
+        evidence=_evidence(move, begun, planned, context),
+        alternatives=[known_values(one) for one in _alternatives(context.speeds) or _kept_more(move, context.met)],
         mechanism=move.mechanism if changes else "",
-        mode=mode,
+        mode=context.settings.mode,
     )
 
 
@@ -119,37 +120,30 @@ def _planned(target: Target | None, gpus: int) -> bool:
     return target is not None and target.gpus == gpus
 
 
-def row(bare: DecisionRow, move: Move, begun: bool, context: DecisionContext) -> DecisionRow:
-    """The same with its evidence."""
-    alternatives = _alternatives(context.speeds) or _kept_more(move, context.met)
-    return _with(bare, _evidence(move, begun, _planned(context.target, bare.gpus_to), context), alternatives)
-
-
-def _with(made: DecisionRow, evidence: Evidence, alternatives: Sequence[Alternative] = ()) -> DecisionRow:
-    """The row with what the store keeps of its evidence."""
-    return replace(made, evidence=known_values(evidence), alternatives=[known_values(other) for other in alternatives])
-
-
-def _evidence(move: Move, begun: bool, planned: bool, context: DecisionContext) -> Evidence:
-    """What a row says beside its numbers. `planned`: the size is the optimizer's."""
+def _evidence(move: Move, begun: bool, planned: bool, context: DecisionContext) -> dict[str, Any]:
+    """What a row says beside its numbers, as the store keeps it. `planned`: the size is the optimizer's."""
     running, settings = move.allotment.running, context.settings
     worth, gain = _quality(running, move.gpus, move.allotment.batch, context.member) or (None, None)
     about = {name: getattr(context.speeds, name) for name in _SPEEDS}
-    found = replace(
-        _common(running, context), **about, next=_next(move, begun, context), limit=context.limit or None,
-        exact_gpus=_exact(context.target), sample_worth=worth, quality_gain=gain, **_switches(move, settings),
+    own = dict(
+        **about, next=_next(move, begun, context), limit=context.limit or None, exact_gpus=_exact(context.target),
+        sample_worth=worth, quality_gain=gain, **_switches(move, settings),
     )  # fmt: skip
-    if not move.changes:
-        return found
-    others = (entry for entry in context.moved() if entry.job_id != running.job_id)
+    changed = _changed(move, begun, planned, context) if move.changes else {}
+    found = known_values(Evidence(**{**_common(running, context), **own, **changed}))
+    others = [other for other in context.moved() if other["job_id"] != running.job_id] if changed else []
+    return {**found, "others": others[:MOST_OTHERS]} if others else found
+
+
+def _changed(move: Move, begun: bool, planned: bool, context: DecisionContext) -> dict[str, Any]:
+    """What is said of a job only when it is to change."""
+    running, settings = move.allotment.running, context.settings
     own, likely = running.pause_s, running.likely_pause_s
     if move.of_batch:
         own, likely = running.state.batch_pause_s, None
     elif any(mechanism.restarts for mechanism in move.by):
         own, likely = running.requeue_s, running.likely_requeue_s
-    return replace(
-        found,
-        others=tuple(islice(others, MOST_OTHERS)) or None,
+    return dict(
         starts="now" if begun else "later",
         passed_over=tuple(PassedOver(mechanism=name, why=why) for name, why in move.passed_over(settings).items()),
         pause_s=move.cost_s(settings),
@@ -207,13 +201,13 @@ def _next(move: Move, begun: bool, context: DecisionContext) -> str | None:
     return context.limit or None
 
 
-def bare_row_of_frozen(running: RunningJob, now: float, mode: str) -> DecisionRow:
-    """The decision on a job that is left as it is, without its evidence."""
+def row_of_frozen(running: RunningJob, context: DecisionContext) -> DecisionRow:
+    """The decision on a job that is left as it is."""
     resize = running.state.resize
     reason = running.frozen or Reason.KEEP_BEST
     return DecisionRow(
         job_id=running.job_id,
-        at=now,
+        at=context.now,
         gpus_from=running.gpus,
         gpus_to=resize.gpus if resize else running.gpus,
         batch_from=running.batch,
@@ -221,20 +215,17 @@ def bare_row_of_frozen(running: RunningJob, now: float, mode: str) -> DecisionRo
         reason=reason.value,
         value=None,
         gain=None,
-        mode=mode,
+        evidence=known_values(Evidence(**_common(running, context))),
+        mode=context.settings.mode,
     )
-
-
-def row_of_frozen(bare: DecisionRow, running: RunningJob, context: DecisionContext) -> DecisionRow:
-    """The same with its evidence."""
-    return _with(bare, _common(running, context))
 
 
 def row_of_waiting(job: ElasticJob, met: Met | None, first: Size | None, now: float, settings: Settings) -> DecisionRow:
     """The decision on an elastic job in Slurm's queue. `first`: the size that it is to start at, if it is not what it
     asks for now."""
     gpus = job.base.gpus + sum(part.gpus for part in job.components)
-    made = DecisionRow(
+    evidence = Evidence(for_gpus=gpus, slurm_reason=job.base.reason, next=_coming(met, first, settings))
+    return DecisionRow(
         job_id=job.job_id,
         at=now,
         gpus_from=0,
@@ -244,9 +235,9 @@ def row_of_waiting(job: ElasticJob, met: Met | None, first: Size | None, now: fl
         reason=Reason.WAITING.value,
         value=None,
         gain=None,
+        evidence=known_values(evidence),
         mode=settings.mode,
     )
-    return _with(made, Evidence(for_gpus=gpus, slurm_reason=job.base.reason, next=_coming(met, first, settings)))
 
 
 def _coming(met: Met | None, first: Size | None, settings: Settings) -> str | None:
@@ -261,14 +252,15 @@ def _coming(met: Met | None, first: Size | None, settings: Settings) -> str | No
     return f"it starts with {first.gpus} GPUs ({of}; first_size) and grows from there; {room}"
 
 
-def _common(running: RunningJob, context: DecisionContext) -> Evidence:
+def _common(running: RunningJob, context: DecisionContext) -> dict[str, Any]:
+    """The evidence that every row of a running job has."""
     state, settings = running.state, context.settings
     own = state.model if running.measured and isinstance(state.model, ThroughputModel) else None
     until = running.until if running.until is not None and running.until > context.now else None
     failed = state.last is not None and state.last.state != ResizeState.DONE
     weight, counts = running.job.request.weight, weight_of(running.job.request, settings)
     first = context.met[0].need if context.met else None
-    return Evidence(
+    return dict(
         idle_gpus=context.idle,
         capacity_gpus=context.capacity,
         pool=context.pool,
@@ -312,12 +304,13 @@ def _room_for(running: RunningJob, met: Sequence[Met]) -> tuple[RoomFor, ...]:
     return tuple(RoomFor(job_id=one.need.job_id, gpus=one.need.gpus, given=one.givers[running.job_id]) for one in met)
 
 
-def others(moves: Sequence[Move], members: Mapping[int, Member]) -> list[OtherMove]:
-    """Those who move, the largest changes first, as many as a row names beside its own job."""
+def others(moves: Sequence[Move], members: Mapping[int, Member]) -> list[dict[str, Any]]:
+    """Those who move, the largest changes first, as many as a row names beside its own job; the OtherMove of each as
+    the store keeps it: all rows of a round name the same."""
     largest = nsmallest(MOST_OTHERS + 1, moves, key=_by_change)
     rows = [Row(move.allotment.running, move.gpus, move.allotment.batch) for move in largest]
     found = speeds_of([replace(row, member=members.get(row.running.job_id)) for row in rows])
-    return [_other(row, speeds) for row, speeds in zip(rows, found, strict=True)]
+    return [known_values(_other(row, speeds)) for row, speeds in zip(rows, found, strict=True)]
 
 
 def _other(row: Row, speeds: Speeds) -> OtherMove:

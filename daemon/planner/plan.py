@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
+from typing import Any
 
 from slurm_elastic.db.rows import DecisionRow, Mark
 from slurm_elastic.protocol.messages import Resize, Shape
@@ -19,13 +20,10 @@ from ..capacity.ledger import Pool
 from ..capacity.make_room import Met
 from ..capacity.unlisted_gpus import by_node, lasting
 from ..mechanisms.timeouts import companion_wait_s
-from ..reports.evidence import OtherMove
 from .context import Inputs
 from .decide import Decisions, decide
 from .decision_record import (
     DecisionContext,
-    bare_row,
-    bare_row_of_frozen,
     mark_of,
     mark_of_frozen,
     others,
@@ -93,7 +91,6 @@ def plan_round(inputs: Inputs) -> Plan:
 
 def _running_rows(made: Decisions) -> list[DecisionRow]:
     inputs, running_jobs = made.context.inputs, made.context.running_jobs
-    now, mode = inputs.now, inputs.settings.mode
     new = [job_id for job_id in running_jobs if _mark(made, job_id) != inputs.marks.get(job_id)]
     begun = {move.allotment.running.job_id for move in made.begun}
     moved, unlisted = cache(lambda: _moved(made)), cache(lambda pool: _unlisted(made, pool))
@@ -107,10 +104,9 @@ def _running_rows(made: Decisions) -> list[DecisionRow]:
         makes, own = makes_room.get(job_id, ()), speeds.get(job_id)
         context = _context(made, running, pool, makes, moved, unlisted(pool), own)
         if move is None:
-            rows.append(row_of_frozen(bare_row_of_frozen(running, now, mode), running, context))
+            rows.append(row_of_frozen(running, context))
         else:
-            bare = bare_row(move, context.shared, context.target, now, mode)
-            rows.append(row(bare, move, job_id in begun, context))
+            rows.append(row(move, job_id in begun, context))
     return rows
 
 
@@ -132,7 +128,7 @@ def _speeds(made: Decisions, new: Sequence[int]) -> dict[int, Speeds]:
 _NOT_SHARED = None, None, None
 
 
-def _moved(made: Decisions) -> list[OtherMove]:
+def _moved(made: Decisions) -> list[dict[str, Any]]:
     """Read by every new row of a job that moves: made once a round, if at all."""
     known = {job_id: m for job_id, (m, _, _) in made.division.shared.items()}
     return others([move for move in made.moves.values() if move.changes], known)
@@ -143,7 +139,7 @@ def _context(
     running: RunningJob,
     pool: Pool | None,
     makes_room: Sequence[Met],
-    moved: Callable[[], Sequence[OtherMove]],
+    moved: Callable[[], Sequence[dict[str, Any]]],
     unlisted: str,
     speeds: Speeds | None,
 ) -> DecisionContext:

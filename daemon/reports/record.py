@@ -120,13 +120,12 @@ def _shared_values(kind: Any, other: Any) -> Callable[[Any], tuple[Any, ...]]:
 def known_values(record: Any) -> dict[str, Any]:
     """A record as JSON values, without what is not known: as the store keeps it."""
     kind: Any = type(record)
-    found = ((name, getattr(record, name)) for name in _names(kind))
-    return {name: _json(value) for name, value in found if value is not None}
+    found = zip(_shared_names(kind, kind), _shared_values(kind, kind)(record), strict=True)
+    return {name: value if type(value) in _PLAIN else _json(value) for name, value in found if value is not None}
 
 
-@functools.cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(item.name for item in fields(kind))
+_PLAIN = frozenset((str, int, float, bool))
+"""What is a JSON value as it is: most that a record holds."""
 
 
 def _json(value: Any) -> Any:
