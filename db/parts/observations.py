@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, select
@@ -22,17 +24,21 @@ YOUNGEST = 101
 MOST = 256
 """Configurations of one job that are kept in memory and in the record of an hour: a day of resizes every five minutes.
 A job that reports more is known by those that it reported last."""
+ROWS = 1000
+"""Reports read at once."""
 _REPORTS = schema.reports
 _KEY = ("gpus", "nodes", "batch", "micro_batch", "accumulation")
-_MEASURED = ("step_time_median_s", "samples_per_s", "noise_scale", "comm_share", "input_wait_share")
+_MEASURED = ("at", "step_time_median_s", "samples_per_s", "noise_scale", "comm_share", "input_wait_share")
+_of_job = itemgetter(*range(1 + len(_KEY)))
+_FIGURES = slice(1 + len(_KEY), None)
 Key = tuple[int, int, int, int, int]
-Measured = tuple[float, float, float, float, float]
+Measured = tuple[float, float, float, float, float, float]
 
 
 @dataclass(slots=True)
 class Configuration:
-    """The youngest reports of one configuration: step time, samples/s, noise scale, shares of communication and of
-    waiting for input."""
+    """The youngest reports of one configuration: time, step time, samples/s, noise scale, shares of communication and
+    of waiting for input."""
 
     count: int = 0
     last_at: float = 0.0
@@ -42,25 +48,30 @@ class Configuration:
     known: ObservationRow | None = None
     """What `row` gave, until something is added: it is asked for far more often."""
 
-    def add(self, count: int, at: float, values: Measured) -> None:
+    def add(self, count: int, at: float, values: Iterable[float]) -> None:
+        """So many reports, the youngest of this time; `values`: figures of the youngest ones, one after the other."""
         self.known = None
         self.count += count
         self.last_at = max(self.last_at, at)
         self.youngest.extend(values)
-        del self.youngest[: -len(values) * YOUNGEST]
+        del self.youngest[: -len(_MEASURED) * YOUNGEST]
+
+    def older_than(self, at: float) -> bool:
+        """Whether any of its youngest reports is; the record of an hour is none."""
+        return min(self.youngest[:: len(_MEASURED)]) < at
 
     def row(self, key: Key) -> ObservationRow:
         """The medians; `key` is always the same."""
         if self.known is not None:
             return self.known
-        times, rates, noises, shares, waits = (self.youngest[i :: len(_MEASURED)] for i in range(len(_MEASURED)))
+        times, rates, noises, shares, waits = (self.youngest[i :: len(_MEASURED)] for i in range(1, len(_MEASURED)))
         figures = _median(times), _median(rates), self.last_at, _median_measured(noises), _median_measured(shares)
         self.known = ObservationRow(*key, self.count, *figures, _median_known(waits))
         return self.known
 
     def rate(self) -> float:
         """The median of samples/s, of `row`."""
-        return self.known.samples_per_s if self.known is not None else _median(self.youngest[1 :: len(_MEASURED)])
+        return self.known.samples_per_s if self.known is not None else _median(self.youngest[2 :: len(_MEASURED)])
 
 
 def _median_measured(values: array[float]) -> float:
@@ -86,7 +97,8 @@ def key_of(row: Any) -> Key:
 
 
 def measured(row: Any) -> Measured:
-    return (row.step_time_median_s, row.samples_per_s, row.noise_scale, row.comm_share, row.input_wait_share)
+    figures = row.step_time_median_s, row.samples_per_s, row.noise_scale, row.comm_share, row.input_wait_share
+    return (row.at, *figures)
 
 
 def rows_of(seen: dict[Key, Configuration]) -> list[ObservationRow]:
@@ -119,14 +131,17 @@ def load(connection: Connection, jobs: Select[Any] | int) -> dict[int, dict[Key,
     hours = schema.rollups
     for row in connection.execute(select(hours).where(within(hours)).order_by(hours.c.job_id, hours.c.hour)):
         wait = math.nan if row.input_wait_share is None else row.input_wait_share
-        values = (row.step_time, row.samples_per_s, row.noise_scale, 0.0, wait)  # it has no share of communication
+        # It has no share of communication, and stays as it is when other hours are rolled up.
+        values = (math.inf, row.step_time, row.samples_per_s, row.noise_scale, 0.0, wait)
         found[row.job_id].setdefault(key_of(row), Configuration()).add(row._mapping["count"], row.last_at, values)
     # In the order of the key, so that the database need not sort millions of rows.
-    columns = [_REPORTS.c[name] for name in ("job_id", *_KEY, "at", *_MEASURED)]
+    columns = [_REPORTS.c[name] for name in ("job_id", *_KEY, *_MEASURED)]
     query = select(*columns).where(within(_REPORTS)).order_by(_REPORTS.c.job_id, _REPORTS.c.at)
-    for job_id, *rest in connection.execute(query):
-        key: Key = (rest[0], rest[1], rest[2], rest[3], rest[4])
-        found[job_id].setdefault(key, Configuration()).add(1, rest[5], (rest[6], rest[7], rest[8], rest[9], rest[10]))
+    rows = chain.from_iterable(connection.execute(query).partitions(ROWS))
+    for (job_id, *of), same in groupby(rows, _of_job):  # jobs report one configuration thousands of times in a row
+        run, key = list(same), (of[0], of[1], of[2], of[3], of[4])
+        figures = chain.from_iterable([row[_FIGURES] for row in run[-YOUNGEST:]])
+        found[job_id].setdefault(key, Configuration()).add(len(run), run[-1].at, figures)
     for seen in found.values():
         forget_oldest(seen)
     return found

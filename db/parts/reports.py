@@ -23,7 +23,7 @@ from ..engine import Database
 from ..rows import ObservationRow
 from .allocations import Allocations
 from .base import Many, T, blames_a_record, insert_or_ignore, names_of, record
-from .observations import Configuration, Key, fastest_of, forget_oldest, key_of, load, measured, rows_of
+from .observations import MOST, Configuration, Key, fastest_of, forget_oldest, key_of, load, measured, rows_of
 from .progress import Progress, advance, allocation_of
 from .writer import ReportWriter, Submission
 
@@ -114,6 +114,18 @@ class ReportsPart(Allocations):
         with self._memory:
             self._seen, self._last, self._warm = seen, last, True
             self._newest = {job_id: (row.generation, row.step) for job_id, row in last.items() if row is not None}
+
+    def _rolled_up(self, before: float) -> None:
+        """Reports before this time are hourly records now, which weigh less in a median than single ones: what was
+        known of them is read again, as a restart would. Of most jobs the youngest reports are younger."""
+        with self._db.lock, self._memory:
+            for job_id, seen in list(self._seen.items()):
+                if len(seen) >= MOST or any([one.older_than(before) for one in seen.values()]):
+                    del self._seen[job_id]
+            for job_id, last in self._last.items():
+                if last is not None and last.at < before:
+                    self._last[job_id] = None
+                    self._newest.pop(job_id, None)
 
     def _forget(self, job_id: int) -> None:
         super()._forget(job_id)

@@ -37,15 +37,16 @@ class Retention(ReportsPart):
     def roll_up(self, before: float) -> int:
         """Replace the reports of whole hours that ended before this time by hourly records; returns how many went."""
         limit, gone = math.floor(before / _HOUR) * _HOUR, 0
-        while True:
-            with self._db.lock, self._db.write() as connection:
-                rolled = _roll_up_some(connection, limit)
-            gone += rolled
-            if rolled == 0:
-                return gone
-            with self._db.lock:
-                # Rolled-up hours weigh less in a median than single reports: read them as a restart would.
-                self._warm = False
+        try:
+            while True:
+                with self._db.lock, self._db.write() as connection:
+                    rolled = _roll_up_some(connection, limit)
+                gone += rolled
+                if rolled == 0:
+                    return gone
+        finally:
+            if gone:
+                self._rolled_up(limit)
 
     def prune(self, before: float) -> int:
         """Forget jobs that ended before this time, with all that is theirs, and older events; returns how many jobs."""

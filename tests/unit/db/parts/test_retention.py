@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import update
+from sqlalchemy import Connection, Select, update
 from store_records import JOB, kept_reports
 
 from slurm_elastic.db import schema
-from slurm_elastic.db.parts import retention
+from slurm_elastic.db.parts import observations, reports, retention
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.messages import Piece, Report
@@ -118,6 +119,63 @@ def test_no_report_is_lost_or_counted_twice(
         for job in jobs:
             assert [(row.gpus, row.count) for row in store.observations(job.job_id)] == counts[job.job_id]
             assert all(row.at >= before // HOUR * HOUR for row in kept_reports(store, job.job_id))
+
+
+@settings(max_examples=30)
+@given(
+    done=st.lists(
+        st.one_of(
+            st.tuples(st.just("report"), st.integers(1, 5 * 3600), st.integers(1, 2)),
+            st.tuples(st.sampled_from(["roll up", "ask"]), st.integers(1, 6 * 3600), st.just(0)),
+        ),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_what_is_remembered_is_what_a_restart_would_read(
+    tmp_path_factory: pytest.TempPathFactory, done: list[tuple[str, int, int]]
+) -> None:
+    """Whatever was reported, late or not, and rolled up in between: medians, counts and the last report are those of
+    the database."""
+    address = f"sqlite:///{tmp_path_factory.mktemp('db') / 'a.db'}"
+    with Store.open(address) as store, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(observations, "YOUNGEST", 3)
+        store.upsert_job(JOB)
+        for what, at, gpus in done:
+            if what == "report":
+                store.submit_reports(7, [report(float(at), gpus, time=0.1 + at / 1e5, noise=at % 3)], 1e6).result()
+            elif what == "roll up":
+                store.roll_up(float(at))
+            else:
+                store.observations(7), store.last_report(7)
+        seen, last = store.observations(7), store.last_report(7)
+        with Store(address) as again:
+            assert (again.observations(7), again.last_report(7)) == (seen, last)
+
+
+def test_a_roll_up_reads_no_job_again_whose_youngest_reports_are_younger(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a job that goes on at one size nothing is read: of thousands the reports of hours would be, every hour. A last
+    report that is rolled up is known no more."""
+    monkeypatch.setattr(observations, "YOUNGEST", 3)
+    store.upsert_job(replace(JOB, job_id=8))
+    for job_id, times in ((7, [60.0, 4000.0, 4060.0, 4120.0]), (8, [60.0, 4000.0, 4060.0])):
+        store.submit_reports(job_id, [report(at) for at in times], 1e6).result()
+        store.observations(job_id)
+    store.upsert_job(replace(JOB, job_id=9))
+    store.submit_reports(9, [report(60.0)], 1e6).result()
+    assert store.last_report(9) == report(60.0)
+    read: list[object] = []
+
+    def counted(connection: Connection, jobs: Select[Any] | int) -> object:
+        read.append(jobs)
+        return observations.load(connection, jobs)
+
+    monkeypatch.setattr(reports, "load", counted)
+    assert store.roll_up(HOUR) == 3
+    assert [store.observations(job_id)[0].count for job_id in (7, 8)] == [4, 3] and read == [8]
+    assert store.last_report(8) == report(4060.0) and store.last_report(9) is None
 
 
 def test_old_jobs_go_with_all_that_is_theirs(store: Store) -> None:
