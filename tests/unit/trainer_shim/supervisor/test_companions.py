@@ -26,8 +26,9 @@ COMMANDS = {
     "sdiag": "[ -e now ] && echo 'sdiag output at some time or other ('$(cat now)')'",
     "salloc": """
         echo "$@" >>asked
-        id=$(($(ls jobs | sort -n | tail -1) + 1)); touch jobs/$id
-        echo "salloc: Granted job allocation $id" >&2""",
+        id=$(($(ls jobs | sort -n | tail -1) + 1))
+        echo "salloc: Granted job allocation $id" >&2
+        touch jobs/$id""",  # in this order: one that is killed leaves no job that it has not told
     "squeue": """
         if [ -e deaf ]; then rm deaf; echo "squeue: error: Unable to contact slurm controller" >&2; exit 1; fi
         for id in $(ls jobs); do echo "$id|selastic:companion-of=100;resize=1"; done""",
