@@ -1,25 +1,29 @@
 """One round of selasticd at the size of a large cluster: time, memory, and how often Slurm is asked.
 
-    python benchmarks/bench_round.py [--jobs N] [--nodes N] [--rigid 200] [--rounds 5] [--anew 0.1] [--check]
+    python benchmarks/bench_round.py [--jobs N] [--nodes N] [--rigid 200] [--rounds 5] [--anew 0.1] [--reports 8]
+        [--rest] [--check]
 
-Without --jobs 5,000 on 1,000 nodes and then 10,000 on 2,000, each in a process of its own, beside the goals.
+Without --jobs 5,000 on 1,000 nodes and then 10,000 on 2,000, each in a process of its own, beside the goals; then both
+at rest.
 Slurm's answers are synthesised in the form that squeue and sinfo print and come through two small programs of their
 names, so that the real client, parsers, registry, store and planner run on them. Every job is elastic and reports; the
 waiting ones are ordinary. `first` is the first round after a start: models are fitted, records are read, and evidence
 is written for every job. Before each later round every job has less time left and reports, as running ones do: a share
 of `--anew` another speed than so far, the others what they have reported before. Most jobs would grow, and few may in
-one round, so that all are planned and placed again each time; what has begun stays under way. Memory is the daemon's
-largest resident size, and beside it what that is above the interpreter with its libraries. `--check`
-ends with status 1 when a later round takes more than 2 s of CPU or two queries, or the memory is over 150 MB.
+one round, so that all are planned and placed again each time; what has begun stays under way. At rest (`--rest`) no GPU
+is free, nobody reports another speed than before, and nothing moves: most rounds of a real cluster. Memory is the
+daemon's largest resident size, and beside it what that is above the interpreter with its libraries. `--check` ends with
+status 1 when a later round takes more than 2 s of CPU or two queries, or the memory is over 150 MB.
 Limit: Slurm's own time for its answers is not in it; 5,000 jobs take squeue about 0.2 s. Jobs have ten reports each:
-one that has trained for a quarter of an hour keeps 2.4 kB for each configuration that it was measured at.
+one that has trained for a quarter of an hour keeps 4.8 kB for each configuration that it was measured at, and of one
+that has trained for two hours a start reads some 1,440 (`--reports 1440`).
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import resource
+import re
 import stat
 import subprocess
 import sys
@@ -49,7 +53,7 @@ MARK, LEFT = "~SEPARATOR~", "TIME-LEFT"
 RAN_S, LIMIT_S = 3600, 86400
 """How long jobs have run at the beginning, and may run."""
 BEFORE = 8
-"""Reports of a job at the batch that it trains at: a further one says little that is new."""
+"""Reports of a job at the batch that it trains at, unless told: a further one says little that is new."""
 BATCH, OTHER = 512, 64
 """The batch that jobs train at: the best of their range, so that it is not changed. One that some report as well."""
 PROGRAM = """#!/bin/sh
@@ -125,11 +129,11 @@ def cluster(folder: Path, jobs: int, nodes: int, rigid: int) -> list[Piece]:
     return pieces
 
 
-def train(store: Store, pieces: list[Piece]) -> None:
-    """Every job has registered and reported at three batches."""
+def train(store: Store, pieces: list[Piece], count: int) -> None:
+    """Every job has registered and reported at three batches, so often at its own."""
     for piece, speed in zip(pieces, speeds(len(pieces)), strict=True):
         store.set_in_use(piece.slurm_job_id, 1, (piece,), BATCH, time.time() - RAN_S, reason="registered")
-        reports = [said(batch, speed(batch), step) for step, batch in enumerate((128, OTHER, *[BATCH] * BEFORE), 1)]
+        reports = [said(batch, speed(batch), step) for step, batch in enumerate((128, OTHER, *[BATCH] * count), 1)]
         store.submit_reports(piece.slurm_job_id, reports, time.time()).result()
 
 
@@ -145,12 +149,12 @@ def said(batch: int, seconds: float, step: int) -> Report:
     return Report(1, time.time(), 1, 1, batch, batch, 1, 10, seconds, seconds, batch / seconds, step, 640 * step, 0)
 
 
-def prepare(folder: Path, pieces: list[Piece], settings: Settings) -> None:
+def prepare(folder: Path, pieces: list[Piece], settings: Settings, reports: int = BEFORE) -> None:
     """Fill the database by another process's life: what filling costs is not the daemon's memory."""
     with Store.open(settings.database_url) as store:
         jobs = SnapshotCache(CommandClient(path=f"{folder}:/usr/bin:/bin"))
         JobRegistry(store, settings).update(jobs.snapshot(), jobs.end_states)
-        train(store, pieces)
+        train(store, pieces, reports)
 
 
 def report_all(store: Store, jobs: int, share: float, chance: random.Random) -> None:
@@ -165,7 +169,7 @@ def report_all(store: Store, jobs: int, share: float, chance: random.Random) -> 
 
 
 def measure(
-    folder: Path, settings: Settings, count: int, running: int, share: float
+    folder: Path, settings: Settings, count: int, running: int, share: float, rest: bool = False
 ) -> tuple[list[tuple[float, float]], float, int]:
     """(wall seconds, CPU seconds) of each round, largest resident MB, most queries of one round after the first."""
     asked, queries, chance = folder / "asked", [], random.Random(2)
@@ -187,43 +191,56 @@ def measure(
             assert not rounds.trouble, rounds.trouble
             queries.append(len(asked.read_text().split()))
         reasons = {row.reason for row in store.current_decisions()}
+        assert not (rest and store.open_resizes()), "something moves in a cluster at rest"
         assert "keep_unregistered" not in reasons, "no plan was made: the daemon does not take the jobs for registered"
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return times, peak, max(queries[1:])
+    return times, largest_mb(), max(queries[1:])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in (("jobs", 0), ("nodes", 0), ("rigid", 200), ("rounds", 5)):
+    for name, value in (("jobs", 0), ("nodes", 0), ("rigid", 200), ("rounds", 5), ("reports", BEFORE)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--anew", type=float, default=0.1)
+    parser.add_argument("--rest", action="store_true")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--mode", default="act")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    args.anew = 0.0 if args.rest else args.anew
     if args.folder:
         return report(args)
     if not args.jobs:
-        again = [[sys.executable, __file__, *sys.argv[1:], "--jobs", str(jobs)] for jobs in SIZES]
+        at_rest = [["--rest"]] if args.rest else [[], ["--rest"]]
+        own = [[*rest, "--jobs", str(jobs)] for rest in at_rest for jobs in SIZES]
+        again = [[sys.executable, __file__, *sys.argv[1:], *more] for more in own]
         return max(subprocess.run(command, check=False).returncode for command in again)
     # The database is filled in memory, where commits cost nothing; the rounds have it on the disk.
     with tempfile.TemporaryDirectory(prefix="bench-round-") as name:
         folder = Path(name)
-        pieces = cluster(folder, args.jobs, args.nodes or max(1, args.jobs // 5), args.rigid)
+        pieces = cluster(folder, args.jobs, nodes_of(args), args.rigid)
         with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-            prepare(folder, pieces, Settings(state_dir=memory, mode="act"))
+            prepare(folder, pieces, Settings(state_dir=memory, mode="act"), args.reports)
             (folder / "selastic.db").write_bytes((Path(memory) / "selastic.db").read_bytes())
         return subprocess.run([sys.executable, __file__, *sys.argv[1:], "--folder", name], check=False).returncode
 
 
+def largest_mb() -> float:
+    """The largest resident size of this program; what getrusage says is at least that of the process that ran it."""
+    return int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+
+def nodes_of(args: argparse.Namespace) -> int:
+    """A job of one GPU has no free one beside it at rest, else three for five jobs."""
+    return args.nodes or max(1, -(-args.jobs // GPUS) if args.rest else args.jobs // 5)
+
+
 def report(args: argparse.Namespace) -> int:
     settings = Settings(state_dir=str(args.folder), mode=args.mode)
-    nodes = args.nodes or max(1, args.jobs // 5)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    times, peak, queries = measure(args.folder, settings, args.rounds, args.jobs, args.anew)
+    before = largest_mb()
+    times, peak, queries = measure(args.folder, settings, args.rounds, args.jobs, args.anew, args.rest)
+    about = "at rest" if args.rest else f"before each round {args.anew:.0%} measured anew"
     print(
-        f"{args.jobs} running jobs, all elastic, {args.rigid} waiting, {nodes} nodes of {GPUS} GPUs; "
-        f"before each round {args.anew:.0%} measured anew"
+        f"{args.jobs} running jobs, all elastic, {args.rigid} waiting, {nodes_of(args)} nodes of {GPUS} GPUs; {about}"
     )
     for number, (wall, cpu) in enumerate(times):
         print(f"{'first' if number == 0 else f'{number + 1:5d}'}  {wall:6.2f} s  CPU {cpu:6.2f} s")

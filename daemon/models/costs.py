@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from slurm_elastic.db.clock import steady_now
@@ -63,15 +63,18 @@ class Costs:
         self._models: dict[bool, CostModel] = {}
         self._likely: dict[tuple[int, bool], float] = {}
 
-    def likely_s(self, job_id: int, requeue: bool) -> float | None:
-        """Seconds that training stands still in a resize of this job, on a grid; None: none was measured here."""
+    def likely_s(self, job_ids: Iterable[int], requeue: bool) -> dict[int, float]:
+        """Seconds that training stands still in a resize of each of these jobs, on a grid; none of any where none was
+        measured here."""
         self._refresh()
         model, known = self._models.get(requeue), self._likely
         if model is None:
-            return None
-        found = known.get((job_id, requeue))
-        if found is None:  # asked for in every round
-            found = known[job_id, requeue] = _on_grid(model.at(self._size(job_id)).seconds)
+            return {}
+        found = {}
+        for job_id in job_ids:
+            if (job_id, requeue) not in known:  # asked for in every round
+                known[job_id, requeue] = _on_grid(model.at(self._size(job_id)).seconds)
+            found[job_id] = known[job_id, requeue]
         return found
 
     def estimate(self, job_id: int, requeue: bool) -> Estimate | None:

@@ -91,8 +91,13 @@ def _at_rest(members: Sequence[Member], best: PoolPlan, stay: PoolPlan, gain: fl
     """Nobody moves, though the best plan would gain so much."""
     moved = any(_moves(m, t) for m, t in zip(members, best.targets, strict=True))
     rows = zip(stay.targets, best.targets, strict=True)
-    kept = tuple(replace(own, limit=target.limit, unlimited=target.unlimited) for own, target in rows)
+    kept = tuple([_limited(own, target) for own, target in rows])
     return PoolAnswer(kept, stay.value, best.bound, gain if moved else 0.0, tuple(members), held_back=moved)
+
+
+def _limited(own: Target, best: Target) -> Target:
+    """The target with what keeps it from more in the best plan."""
+    return replace(own, limit=best.limit, unlimited=best.unlimited) if best.limit else own
 
 
 def _moves(m: Member, target: Target) -> bool:

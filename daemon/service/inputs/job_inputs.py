@@ -52,6 +52,7 @@ class JobInputs:
         seen = {job_id: tuple(store.observations(job_id)) for job_id in known}
         models = self._fitted.of({job_id: (seen[job_id], prior.prior) for job_id, prior in known.items()})
         self._log_unfitted()
+        likely, requeued = (self._costs.likely_s(known, requeue) for requeue in (False, True))
         found = {}
         for job_id in wanted:
             prior = known.get(job_id)
@@ -74,8 +75,8 @@ class JobInputs:
                 pause_s=store.mean_pause(job_id),
                 requeue_s=store.mean_requeue(job_id),
                 batch_pause_s=store.mean_batch_pause(job_id),
-                likely_pause_s=self._costs.likely_s(job_id, requeue=False),
-                likely_requeue_s=self._costs.likely_s(job_id, requeue=True),
+                likely_pause_s=likely.get(job_id),
+                likely_requeue_s=requeued.get(job_id),
                 reference=self._registry.reference(job_id),
                 prior_words=prior.words,
                 reported_at=report.at if report is not None else None,

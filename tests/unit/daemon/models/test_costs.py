@@ -48,9 +48,11 @@ def world(tmp_path: Path) -> Iterator[World]:
 def test_nothing_is_said_before_anything_was_measured(world: World) -> None:
     """The settings' assumptions stand."""
     world.job(1)
-    assert (world.costs.likely_s(1, False), world.costs.likely_s(1, True), world.costs.estimate(1, False)) == (
-        None,
-    ) * 3
+    assert (
+        world.costs.likely_s([1], False).get(1),
+        world.costs.likely_s([1], True).get(1),
+        world.costs.estimate(1, False),
+    ) == (None,) * 3
 
 
 def test_others_pauses_and_the_size_of_the_state_say_it(world: World) -> None:
@@ -63,9 +65,9 @@ def test_others_pauses_and_the_size_of_the_state_say_it(world: World) -> None:
     world.job(21, program="alice:train.py")
     world.job(22)
     for job_id in (20, 21):
-        assert world.costs.likely_s(job_id, False) == pytest.approx(5.2, rel=0.1)
-    assert world.costs.likely_s(22, False) == pytest.approx(5.2, rel=0.1)
-    assert world.costs.likely_s(20, True) is None
+        assert world.costs.likely_s([job_id], False).get(job_id) == pytest.approx(5.2, rel=0.1)
+    assert world.costs.likely_s([22], False).get(22) == pytest.approx(5.2, rel=0.1)
+    assert world.costs.likely_s([20], True).get(20) is None
     found = world.costs.estimate(20, False)
     assert found is not None and found.low < 5.2 < found.high < 9.0
 
@@ -94,18 +96,18 @@ def test_requeues_are_another_kind(world: World) -> None:
     world.job(1, 60.0, 62.0, reason=REQUEUE)
     world.job(2, 1.0)
     world.job(3)
-    assert world.costs.likely_s(3, True) == pytest.approx(61.0, rel=0.15)
-    assert world.costs.likely_s(3, False) == pytest.approx(1.0, rel=0.3)
+    assert world.costs.likely_s([3], True).get(3) == pytest.approx(61.0, rel=0.15)
+    assert world.costs.likely_s([3], False).get(3) == pytest.approx(1.0, rel=0.3)
 
 
 def test_it_is_read_again_after_a_while(world: World) -> None:
     """Not in every round: a job stays the same from one to the next."""
     world.job(1)
-    assert world.costs.likely_s(1, False) is None
+    assert world.costs.likely_s([1], False).get(1) is None
     world.job(2, 1.0)
-    assert world.costs.likely_s(1, False) is None
+    assert world.costs.likely_s([1], False).get(1) is None
     world.now += REFRESH_S
-    assert world.costs.likely_s(1, False) == pytest.approx(1.0, rel=0.3)
+    assert world.costs.likely_s([1], False).get(1) == pytest.approx(1.0, rel=0.3)
 
 
 def test_lost_nodes_are_counted_over_the_time_that_nodes_trained(world: World) -> None:
