@@ -190,10 +190,11 @@ def measure(
             times.append((time.perf_counter() - wall, time.process_time() - cpu))
             assert not rounds.trouble, rounds.trouble
             queries.append(len(asked.read_text().split()))
+        peak = largest_mb()
         reasons = {row.reason for row in store.current_decisions()}
         assert not (rest and store.open_resizes()), "something moves in a cluster at rest"
         assert "keep_unregistered" not in reasons, "no plan was made: the daemon does not take the jobs for registered"
-    return times, largest_mb(), max(queries[1:])
+    return times, peak, max(queries[1:])
 
 
 def main() -> int:
