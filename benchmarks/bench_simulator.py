@@ -1,6 +1,6 @@
 """The simulator's tables: speed, policies on a public workload, what a restart costs, needless moves under noise.
 
-    python benchmarks/bench_simulator.py [--quick] [--data FOLDER]
+    python benchmarks/bench_simulator.py [--quick] [--data FOLDER] [--price SEEDS]
 
 FOLDER holds adaptdl's OSDI'21 artifact (profiles/, workloads/); without it the workload is made up from the built-in
 classes and says so.
@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
+import math
 import random
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import _setup  # noqa: F401
+from pollux_artifact import NCF_BATCH
 
 from slurm_elastic.daemon.cli.commands.simulate import load_profiles
 from slurm_elastic.daemon.optimizer.job_view import JobView
@@ -125,6 +127,39 @@ def endings(data: Path | None, quick: bool) -> None:
             print(f"  {name:<12} {how:<8} " + " ".join(f"{mean:>15.0f}" for mean in means), flush=True)
 
 
+def price(data: Path, seeds: int) -> None:
+    """What learning costs on each workload, mean over seeds: jobs ask for one GPU, 30 s a move and a start.
+
+    With each seed but the first all jobs come up to 30 s earlier or later: single runs differ by chance.
+    """
+    files = sorted(data.rglob("workloads/workload-*.csv"))
+    programs = load_profiles(files[0].parents[1] / "profiles")
+    print(f"\nthe price of learning, of the mean with known curves; goal: {LEARNING:+.1%} at most")
+    for file in files:
+        found = list[float]()
+        for seed in range(seeds):
+            rng = random.Random(f"{file.stem[-1]} {seed}")
+            jobs = [
+                _one_gpu(row, rng.uniform(-30.0, 30.0) if seed else 0.0) for row in read(file.read_text(), file.name)
+            ]
+            jobs.sort(key=lambda row: row.submit_s)
+            settings = SimulationSettings(64, 4, pause_s=30.0, start_s=30.0, seed=seed)
+            known, learned = (
+                summary(simulate(jobs, programs, DEFAULT_POLICY, replace(settings, learned=learned))[0]).mean_s
+                for learned in (False, True)
+            )
+            found.append(learned / known - 1.0)
+        each = " ".join(f"{share:+.1%}" for share in found)
+        print(f"  {file.stem:<12} {math.fsum(found) / seeds:+.1%}  ({each})", flush=True)
+
+
+def _one_gpu(row: TraceJob, later_s: float) -> TraceJob:
+    row = replace(row, submit_s=max(0.0, row.submit_s + later_s), gpus=1, min_gpus=1, batch=0)
+    if row.program == "ncf":
+        row = replace(row, max_gpus=1, batch=NCF_BATCH, min_batch=NCF_BATCH, max_batch=NCF_BATCH)
+    return row
+
+
 class Shaken(TrueCurve):
     """A true curve as measured with relative noise: the same at a size for as long as it lives."""
 
@@ -169,8 +204,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="smaller and fewer")
     parser.add_argument("--data", type=Path, help="folder with profiles/ and workloads/")
+    parser.add_argument("--price", type=int, default=0, help="only the price of learning, with so many seeds")
     args = parser.parse_args()
     gc.disable()  # as selastic simulate does
+    if args.price and args.data is None:
+        parser.error("--price needs --data")
+    if args.price:
+        price(args.data, args.price)
+        return 0
     speed(args.quick)
     gc.enable()
     workload(args.data, args.quick)

@@ -126,13 +126,14 @@ class Division:
         self.value += shared.value
         self.bound += shared.bound
         allotments = []
+        inputs = self.inputs
         idle = capacity - sum(target.gpus for target in shared.targets)
         taken = any(target.gpus > m.running.gpus for m, target in zip(members, shared.targets, strict=True))
         for m, target in zip(members, shared.targets, strict=True):
             self.shared[m.running.job_id] = (m, shared, target)
             stays = self._stays(m, target)
             free = min(idle, self.context.more(m.running, idle)) if idle > 0 and stays else 0
-            tried = explored(m, free, POLICIES[self.inputs.settings.policy]) if free else None
+            tried = explored(m, free, idle, inputs.settings, inputs.now, inputs.snapshot.at) if free else None
             if tried is not None:
                 idle -= tried[0] - m.running.gpus
                 self.limits.give(m.running.job_id, tried[0])

@@ -20,10 +20,9 @@ from ..mechanisms import registry
 from ..mechanisms.base import WantedSize
 from ..models import cache
 from ..models.priors import Known
-from ..optimizer.choices import QUANTILE
 from ..optimizer.job_view import JobView
 from ..optimizer.models import goodput
-from ..optimizer.models.costs import Estimate
+from ..optimizer.models.costs import QUANTILE, Estimate
 from ..optimizer.models.throughput import ThroughputModel, fit
 from ..optimizer.policies import POLICIES
 from ..optimizer.speedups import speedups_of

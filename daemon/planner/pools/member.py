@@ -19,6 +19,9 @@ from ..running.job import RunningJob
 from ..running.sizes import batches
 from .options import Options
 
+Untried = tuple[float, tuple[tuple[int, int, float, float], ...]]
+"""A job's progress as it is, and of sizes never measured (GPUs, batch, progress by that, relative 1-sigma of it)."""
+
 
 @record(frozen=True, slots=False)
 class Member:
@@ -29,6 +32,8 @@ class Member:
     view: JobView
     progress: dict[tuple[int, int], float] = field(default_factory=dict, compare=False)
     """By (GPUs, batch): how much progress changes there, once somebody has asked."""
+    untried: dict[str, Untried] = field(default_factory=dict, compare=False)
+    """By policy: the larger sizes that were never measured, once somebody has asked."""
     standing: dict[Reason, Move] = field(default_factory=dict, compare=False)
     """The move that changes nothing, by its reason, once somebody has asked."""
 

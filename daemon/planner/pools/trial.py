@@ -1,49 +1,115 @@
-"""Sizes never measured that are worth a try on idle GPUs. Pure."""
+"""Sizes never measured that are worth a try on idle GPUs, by the value of knowing them. Pure.
+
+Promise: no GPU is taken from anyone, and a try that is made wins more than it costs in the mean.
+Limit: one step ahead: what a size teaches about others is not counted, nor whether the GPUs stay idle.
+"""
 
 from __future__ import annotations
 
+import math
+from statistics import NormalDist
+
+from ...config.settings import Settings
 from ...optimizer.job_view import JobView, nodes_at
 from ...optimizer.models import goodput
-from ...optimizer.policies import Policy
+from ...optimizer.policies import POLICIES, Policy
 from ...optimizer.speedups import speedups_of
-from .member import Member
+from ..running.cooldown import cooldown_s
+from ..running.job import RunningJob
+from ..running.time_left import remaining_s
+from .member import Member, Untried
 
 TRY_GAIN = 0.05
-"""Least predicted gain for which a size never measured is tried on idle GPUs."""
-MOST_TIMES = 2
-"""Of the present size, the most that is tried at a time."""
+"""Least share of what is left of a training that trying a size must win in the mean."""
+_NORMAL = NormalDist()
 
 
-def explored(m: Member, idle: int, policy: Policy) -> tuple[int, int] | None:
-    """(GPUs, batch) of a larger size, never measured, worth a try on GPUs that nobody wants; None: there is none.
+def won_s(gain: float, doubt: float, left_s: float, held_s: float, pause_s: float) -> float:
+    """Seconds of present progress that trying a size wins in the mean; negative: it costs them.
+
+        held ln g + (left - held) s f(z) - pause (1 + Phi(-z))      z = ln g / s      f(z) = z Phi(z) + phi(z)
+
+    The logarithm of what it is worth is normal about ln g with deviation s. After held_s it is known: the job stays
+    where that is better than here, and else pauses once more to come back. f is the knowledge gradient's factor
+    (Frazier, Powell and Dayanik, SIAM Journal on Control and Optimization, 2008), here as in its online form, which
+    weighs it with the time that is left (Ryzhov, Powell and Frazier, Operations Research, 2012).
+
+    gain: its expected progress by the present one, positive; doubt: relative 1-sigma of that.
+    """
+    log, held_s = math.log(gain), min(held_s, left_s)
+    if doubt <= 0.0:
+        better, worse = max(0.0, log), float(log < 0.0)
+    else:
+        z = log / doubt
+        better, worse = doubt * (z * _NORMAL.cdf(z) + _NORMAL.pdf(z)), _NORMAL.cdf(-z)
+    return held_s * log + (left_s - held_s) * better - pause_s * (1.0 + worse)
+
+
+def explored(m: Member, free: int, idle: int, settings: Settings, now: float, at: float) -> tuple[int, int] | None:
+    """(GPUs, batch) of the larger size, never measured, that is most worth a try on GPUs that nobody wants; None:
+    there is none.
 
     The optimizer does not bet on sizes that it knows too little of. Idle GPUs are no stake: a size that turns out
-    badly costs two pauses, and is measured from then on. What counts is progress as the policy counts it: a large batch
-    is no gain where it wastes the samples.
+    badly costs two pauses, and is measured from then on. Within `cooldown_grow_s` of a move, however short its pauses
+    are, a job is left to the plan: a try's cooldown would hold it back from what that is about to give it. Within the
+    horizon a try takes at most half of what is idle: who comes next finds the rest. What counts is progress as the
+    policy counts it: a large batch is no gain where it wastes the samples.
+
+    free: GPUs that the job could gain; idle: those that its pool has; at: Slurm's time.
     """
-    view, model = m.view, m.view.model
-    if model is None or m.forced or policy.fixed_size or min(view.current_gpus, view.current_batch, idle) < 1:
+    view = m.view
+    policy = POLICIES[settings.policy]
+    if view.model is None or m.forced or policy.fixed_size or min(view.current_gpus, view.current_batch, free) < 1:
         return None
-    limit, known = min(MOST_TIMES * view.current_gpus, view.current_gpus + idle), model.sizes_seen
-    untried = [
-        (k, n, batch)
-        for k, n in view.choices
-        if view.current_gpus < k <= limit and k not in known and k not in view.restart_sizes
-        for batch in _batches(view, k, policy)
-    ]
-    if not untried:
+    rested_s = _rested_s(m.running, now)
+    if rested_s < settings.cooldown_grow_s:
         return None
-    gpus, nodes = view.current_gpus, nodes_at(view, view.current_gpus)
-    own = [(gpus, nodes, batch) for batch in (view.current_batch, *_batches(view, gpus, policy))]
-    found = speedups_of(view, policy, [*own, *untried])
-    here, now = found[0], max(found[: len(own)])
-    least = here * (1.0 + max(TRY_GAIN, 2.0 * view.pause_s / view.horizon_s))
-    best: tuple[float, int, int] | None = None
-    for progress, (size, _, batch) in zip(found[len(own) :], untried, strict=True):
-        awake = now * (1.0 + view.least_per_gpu * (size / gpus - 1.0)) if view.least_per_gpu else 0.0
-        if progress > max(least, awake) and (best is None or (progress, size, batch) > best):
-            best = progress, size, batch
-    return None if best is None else (best[1], best[2])
+    most_gpus = view.current_gpus + (free if rested_s >= view.horizon_s else min(free, (idle + 1) // 2))
+    if settings.policy not in m.untried:
+        m.untried[settings.policy] = _untried(view, policy)
+    here, sizes = m.untried[settings.policy]
+    left = _left_s(m, here, now, at)
+    held = cooldown_s(settings.cooldown_shrink_s, m.running.state.pause_s, settings)
+    best, most = None, TRY_GAIN * left
+    for gpus, batch, gain, doubt in sizes:
+        awake = 1.0 + view.least_per_gpu * (gpus / view.current_gpus - 1.0) if view.least_per_gpu else 0.0
+        if gpus <= most_gpus and gain > awake:
+            won = won_s(gain, doubt, left, held, view.pause_s)
+            if won > most:
+                best, most = (gpus, batch), won
+    return best
+
+
+def _untried(view: JobView, policy: Policy) -> Untried:
+    """The larger sizes that were never measured, each at its best batch."""
+    assert view.model is not None, "asked for jobs with a model"
+    gpus, known = view.current_gpus, {*view.model.sizes_seen, *view.restart_sizes}
+    own = [(gpus, nodes_at(view, gpus), batch) for batch in (view.current_batch, *_batches(view, gpus, policy))]
+    sizes = [(k, n) for k, n in view.choices if k > gpus and k not in known]
+    each = [[(k, n, batch) for batch in _batches(view, k, policy)] for k, n in sizes]
+    found = iter(speedups_of(view, policy, [*own, *(point for points in each for point in points)]))
+    here = max([next(found) for _ in own])
+    doubts, out = view.model.uncertainties(sizes), list[tuple[int, int, float, float]]()
+    for points, doubt in zip(each, doubts, strict=True):
+        progress = [(next(found), -batch) for _, _, batch in points]
+        if progress:
+            most, batch = max(progress)
+            out.append((points[0][0], -batch, most / here, doubt))
+    return here, tuple(out)
+
+
+def _rested_s(running: RunningJob, now: float) -> float:
+    """Seconds for which it has had its size."""
+    last, in_use = running.state.last, running.state.in_use
+    return now - (last.updated if last is not None else in_use.since if in_use is not None else now)
+
+
+def _left_s(m: Member, progress: float, now: float, at: float) -> float:
+    """Seconds that the job goes on at this progress, at most to its time limit; its horizon where that is not known."""
+    alone = remaining_s(m.running, now)
+    if alone is None:
+        return m.view.horizon_s
+    return min(alone / progress, m.running.job.base.left_s(at))
 
 
 def _batches(view: JobView, gpus: int, policy: Policy) -> tuple[int, ...]:
