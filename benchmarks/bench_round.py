@@ -207,7 +207,8 @@ def main() -> int:
     parser.add_argument("--mode", default="act")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    args.anew = 0.0 if args.rest else args.anew
+    if args.rest:  # no GPU of the last node is free
+        args.anew, args.jobs = 0.0, args.jobs - args.jobs % GPUS
     if args.folder:
         return report(args)
     if not args.jobs:
@@ -232,7 +233,7 @@ def largest_mb() -> float:
 
 def nodes_of(args: argparse.Namespace) -> int:
     """A job of one GPU has no free one beside it at rest, else three for five jobs."""
-    return args.nodes or max(1, -(-args.jobs // GPUS) if args.rest else args.jobs // 5)
+    return args.nodes or max(1, args.jobs // GPUS if args.rest else args.jobs // 5)
 
 
 def report(args: argparse.Namespace) -> int:
