@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
 .PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites test-hosts soak slurm ready clean hooks hooks-deps
-.PHONY: fuzz test-packages test-browser test-api test-kills test-torch test-python test-main-job test-scripts
+.PHONY: fuzz test-packages test-browser test-api test-exact test-kills test-torch test-python test-main-job test-scripts
 .PHONY: bench-fairness bench-optimizer bench-evolve bench-models bench-input bench-paper bench-simulator bench-ingest bench-pollux
 .PHONY: bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse bench-load soak-training soak-cluster soak-growth test-matrix
 
@@ -85,6 +85,7 @@ soak-cluster: ready slurm  ## of which: selasticd, supervisors, workers, Slurm, 
 		$(BIN)/python -m pytest -s tests/cluster/test_killing.py tests/cluster/sites/test_site_kills.py \
 		tests/cluster/hosts/test_host_kills.py || failed=1; \
 	SELASTIC_EVERYWHERE=1 $(BIN)/python -m pytest tests/unit/daemon/mechanisms/test_faults_everywhere.py \
+		tests/unit/daemon/service/test_any_order.py \
 		tests/cluster/hosts/test_failover.py tests/cluster/hosts/test_nodes_fail.py tests/cluster/hosts/test_cut_off.py \
 		tests/cluster/sites/test_minutes_and_associations.py || failed=1; \
 	exit $$failed
@@ -165,6 +166,9 @@ fuzz: ready  ## malformed messages to supervisors, agents and workers, and malfo
 
 test-api: ready  ## 1,000 requests of every kind to every address of the API, against its own document
 	SELASTIC_API_EXAMPLES=1000 $(BIN)/python -m pytest --timeout=3600 tests/unit/daemon/api/test_openapi.py
+
+test-exact: ready  ## the solver on 59,000 random instances against brute force, the recurrence and a MILP; make test has a quarter
+	SELASTIC_ALL_INSTANCES=1 $(BIN)/python -m pytest -n 2 --timeout=3600 tests/unit/daemon/optimizer/solver
 
 test-kills: ready  ## kill -9 under load, a hundred rounds: nothing acknowledged is lost
 	SELASTIC_KILL_ROUNDS=100 $(BIN)/python -m pytest --timeout=1800 tests/unit/db/test_durability.py

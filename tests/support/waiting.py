@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from slurm_elastic.daemon.sandbox.patience import Patience
 
@@ -26,3 +27,18 @@ def wait_until(predicate: Callable[[], T], timeout: float = 30, what: object = "
             told = what() if callable(what) else what
             raise AssertionError(f"not within {patience}: {told or predicate!r} (last value: {value!r})")
         time.sleep(every)
+
+
+def run(command: Sequence[str], seconds: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+    """subprocess.run with what is printed as text; subprocess.TimeoutExpired after `seconds` of a quiet machine."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as process:
+        patience = Patience(seconds)
+        while True:
+            try:
+                out, errors = process.communicate(timeout=0.5)
+            except subprocess.TimeoutExpired:
+                if patience.over():
+                    process.kill()
+                    raise
+            else:
+                return subprocess.CompletedProcess(command, process.returncode, out, errors)

@@ -28,7 +28,7 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import messages
 from slurm_elastic.protocol.api.routes import ROUTES
 
-EXAMPLES = int(os.environ.get("SELASTIC_API_EXAMPLES", "30"))
+EXAMPLES = int(os.environ.get("SELASTIC_API_EXAMPLES", "12"))
 FOLDER = tempfile.TemporaryDirectory()
 SETTINGS = Settings(requests_per_s=10_000, state_dir=FOLDER.name)
 

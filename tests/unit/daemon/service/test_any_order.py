@@ -7,6 +7,7 @@ rest in a bounded number of rounds, with nothing leaked.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -20,6 +21,8 @@ from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.slurm.fake import Component
 
 NODES, GPUS = 5, 4
+EVERYWHERE = "SELASTIC_EVERYWHERE" in os.environ
+"""More orders, in `make soak-cluster`."""
 REQUESTS = (
     "elastic:gpus=4-20,step=4,batch=240-3840",
     "elastic:gpus=2-8,step=2,batch=240-3840",
@@ -205,7 +208,7 @@ class Machine(RuleBasedStateMachine):
 
 
 Machine.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=40 if EVERYWHERE else 12,
     stateful_step_count=25,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     derandomize=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from waiting import wait_until
+from waiting import run, wait_until
 from worker_harness import NAMESPACE, Control, Zygote
 
 from slurm_elastic.trainer_shim.training import audit
@@ -287,7 +286,7 @@ def test_what_cannot_be_done_elastically_is_refused() -> None:
     """Steps of one size, accumulation by the Trainer, part of the data or of an epoch, manual optimization, samplers of
     one's own, two loaders, a framework's checkpoint: one sentence each, before any training."""
     env = {"PYTHONPATH": str(NAMESPACE), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run([sys.executable, "-c", WRONG], env=env, capture_output=True, text=True, timeout=120)
+    done = run([sys.executable, "-c", WRONG], env=env)
     said = done.stdout.splitlines()
     named: tuple[str, ...] = ("max_steps", "accumulate_grad_batches", "limit_train_batches", "manual", "returned -1")
     named += (

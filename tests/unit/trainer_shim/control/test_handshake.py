@@ -13,6 +13,7 @@ import pytest
 from control_peer import KEY, meet
 from malformed import line
 from socket_job import closed, job, received
+from waiting import run
 
 from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.trainer_shim.control import handshake, job_key
@@ -102,6 +103,6 @@ def test_the_key_leaves_the_environment(tmp_path: Path) -> None:
         "print(first, job_key.take(os.environ), os.popen('env').read().count(job_key.VARIABLE))"
     )
     env = {**job_key.without(os.environ), job_key.VARIABLE: KEY, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    done = run([sys.executable, "-c", program], env=env)
     assert done.stdout.split() == [KEY, KEY, "0"]
     assert job_key.VARIABLE not in job_key.without(env)

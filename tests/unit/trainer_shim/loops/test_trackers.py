@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from local_jobs import loss_of, refused, wrapped
+from waiting import run
 from worker_harness import NAMESPACE, SCRIPT, Control, Zygote
 
 import slurm_elastic.trainer_shim as elastic
@@ -176,7 +177,7 @@ def test_others_wait_for_the_first_and_take_over_from_a_dead_one(
 
 
 def test_one_process_of_a_node_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four at once; another job, or another temporary directory, does it again."""
+    """Three at once; another job, or another temporary directory, does it again."""
     count = tmp_path / "count"
     code = (
         "import sys, slurm_elastic.trainer_shim as elastic\n"
@@ -185,8 +186,9 @@ def test_one_process_of_a_node_does_it(tmp_path: Path, monkeypatch: pytest.Monke
     )
     environ = dict(os.environ, PYTHONPATH=str(NAMESPACE), TMPDIR=str(tmp_path))
     command = [sys.executable, "-c", code]
-    running = [subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [process.communicate(timeout=120)[0] for process in running] == ["1\n"] * 3
+    with ThreadPoolExecutor(3) as pool:
+        done = list(pool.map(lambda _: run(command, env=environ), range(3)))
+    assert [one.stdout for one in done] == ["1\n"] * 3, done
     assert count.read_text() == "x"
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert results.once_on_node("another", "once-1-lambda", lambda: 5) == 5

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from waiting import run
 
 from slurm_elastic.trainer_shim.node.agent import connect
 
@@ -69,7 +69,7 @@ def test_an_agent_without_its_supervisor_says_one_sentence(tmp_path: Path) -> No
     program = (
         "import sys; from slurm_elastic.trainer_shim.node import agent; agent.CONNECT_S = 0; sys.exit(agent.main())"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    done = run([sys.executable, "-c", program], env=env)
     assert done.returncode == 1
     assert done.stderr == (
         "selastic: node n7 does not reach the supervisor at 127.0.0.1 port 9 (Connection refused); see --interface\n"

@@ -6,14 +6,13 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from waiting import wait_until
+from waiting import run, wait_until
 from worker_harness import BLOCKED, NAMESPACE, SCRIPT, Control, Start, Zygote, alone, difference, result
 
 from slurm_elastic.trainer_shim.checkpoint import files
@@ -519,7 +518,7 @@ def test_the_same_script_under_torchrun(zygote: Zygote, tmp_path: Path) -> None:
     arguments = ["--samples", "101", "--epochs", "2", "--pace", "0"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(SCRIPT)]
     command += [*arguments, str(tmp_path)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200)
+    done = run(command, 200, env=environ)
     assert done.returncode == 0, done.stderr
     assert difference(result(tmp_path), alone(zygote, tmp_path, *arguments)) < 1e-12
 

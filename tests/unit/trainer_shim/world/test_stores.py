@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import socket
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from waiting import wait_until
+from waiting import run, wait_until
 
 from slurm_elastic.trainer_shim.control.worker_client import ComingWorld
 from slurm_elastic.trainer_shim.world.process_group import Gate, WorldNotFormed
@@ -32,7 +31,7 @@ store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, timeout=timedel
 def stranger(port: int, does: str) -> None:
     """Have another user do this to the store at this port."""
     command = [sys.executable, "-c", STRANGER + does, str(port)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = run(command)
     assert done.returncode == 0, done.stderr
 
 
