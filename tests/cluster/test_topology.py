@@ -32,13 +32,12 @@ def test_a_node_under_no_switch_counts_only_where_slurm_starts_something_on_it(
 ) -> None:
     """Older releases refuse every job for such a node: it is none of the GPUs that elastic jobs may have."""
     asked = tree.run(["sbatch", "--parsable", "-o", "/dev/null", "-wn5", "--gres=gpu:4", "--wrap", "true"])
-    starts = asked.returncode == 0
+    gpus = 20 if asked.returncode == 0 else 16
     with live_daemon(tree, monkeypatch) as daemon:
         job = daemon.submit("-N1", "-wn1", "--gres=gpu:a100:4", comment="elastic:gpus=4-64,step=4,batch=240-3840")
-        daemon.settles_at(job, 20 if starts else 16, 90)
+        daemon.settles_at(job, gpus, 90)
         explained = daemon.client().get(f"/v1/jobs/{job}/explain") or {}
-        assert explained["decision"]["evidence"]["capacity_gpus"] == (20 if starts else 16), explained
-        assert "refused" not in daemon.events(job)
+        assert explained["decision"]["evidence"]["capacity_gpus"] == gpus, explained
         daemon.slurm.cancel(job)
 
 
