@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from ctypes.util import find_library
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -263,10 +264,19 @@ def test_slurm_conf_names_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert munge.default_socket() is None and munge.slurm_conf_value("AuthInfo", str(tmp_path / "no.conf")) is None
 
 
+@pytest.mark.skipif(find_library("munge") is None, reason="libmunge is not on this host; make test installs it")
 def test_without_munged_the_sentence_says_so(tmp_path: Path) -> None:
     """A host where munged does not run gives one sentence that says so."""
     with pytest.raises(munge.MungeError, match="is munged running here"):
         munge.encode(b"x", str(tmp_path / "no.socket"))
+
+
+def test_without_libmunge_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one where MUNGE is not installed: the sentence names its packages."""
+    monkeypatch.setattr(munge, "LIBRARY", "libmunge.so.none")
+    monkeypatch.setattr(munge, "_library", munge._library.__wrapped__)
+    with pytest.raises(munge.MungeError, match=r"libmunge\.so\.none is not on this host; install MUNGE"):
+        munge.encode(b"x")
 
 
 def test_the_client_is_light() -> None:
