@@ -96,7 +96,7 @@ bench-optimizer bench-evolve bench-models bench-input bench-paper bench-simulato
 	$(BIN)/python benchmarks/bench_$*.py $(BENCH_ARGS)
 
 bench-load: ready  ## the daemon's share of a core with 2,000 jobs that report every 5 s, and the status asked each second
-	$(BIN)/python benchmarks/bench_ingest.py --only jobs_polled --asked-every 1 $(BENCH_ARGS)
+	$(BIN)/python benchmarks/bench_ingest.py --only jobs_polled,jobs_floor --asked-every 1 $(BENCH_ARGS)
 
 bench-optimizer:  ## the exact optimizer beside other methods: CPU time, memory, value
 bench-evolve:  ## the policy evolve: without a seed, where placement costs, for many jobs

@@ -11,7 +11,8 @@ shown beside it (`clients_cpu_s`) and counts nowhere. Requests carry the headers
 `full_N`: supervisors send N reports to a request, the next as soon as the last is acknowledged: all of them for N = 1,
 64 otherwise. `jobs_kept`: every job one report per 5 s over a connection that it keeps, as supervisors do;
 `jobs_polled`: and waits for a resize on another, asked for as often as they do; `jobs_new`: over a new connection
-for each report.
+for each report. `jobs_floor`: as `jobs_polled`, but the server looks at nothing and answers at once: what the sockets
+and their event loop cost on this machine, whoever serves.
 `status_*` is the whole answer as the asker gets it, `daemon_*` the part of it inside the daemon, from the request to
 the last byte handed to the kernel.
 """
@@ -25,11 +26,12 @@ import http.client
 import json
 import multiprocessing
 import os
+import secrets
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,8 @@ HOSTS = 100
 """Addresses that supervisors call from."""
 ASK_S = 0.1
 """Time between two questions for the status."""
+GOAL_SHARE, GOAL_MEDIAN_MS, GOAL_P99_MS = 0.05, 5, 25
+"""Of a core with the status asked each second; of the status inside the daemon."""
 Times = list[float]
 FORK = multiprocessing.get_context("fork")
 
@@ -146,12 +150,49 @@ def serve(folder: str, jobs: int, listener: socket.socket, pipe: Any) -> None:
         uvloop.run(run())
 
 
+class Floor(asyncio.Protocol):
+    """Answers whatever comes, at once or, as it is asked, later."""
+
+    answered = 0
+
+    def connection_made(self, transport: Any) -> None:
+        """Connected."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """A request, taken for whole."""
+        if data.startswith(b"GET"):
+            wait = float(data.split(b"wait=", 1)[1].split(b" ", 1)[0])
+            asyncio.get_running_loop().call_later(wait, self._transport.write, b"HTTP/1.1 204 No Content\r\n\r\n")
+        else:
+            Floor.answered += 1
+            self._transport.write(b"HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\n{}")
+
+
+def serve_floor(folder: str, jobs: int, listener: socket.socket, pipe: Any) -> None:
+    """Like `serve`, with nothing behind the sockets; a token is as long as the daemon's."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        await loop.create_server(Floor, sock=listener)
+        await loop.run_in_executor(None, answer)
+
+    def answer() -> None:
+        pipe.send([secrets.token_urlsafe() for _ in range(jobs)])
+        while pipe.recv() is not None:
+            pipe.send((Floor.answered, []))
+
+    uvloop.run(run())
+
+
 @contextlib.contextmanager
-def daemon(jobs: int, folder: str | None) -> Iterator[tuple[int, tuple[str, int], list[str], Any]]:
+def daemon(
+    jobs: int, folder: str | None, server: Callable[..., None] = serve
+) -> Iterator[tuple[int, tuple[str, int], list[str], Any]]:
     """pid, address, tokens and pipe of a daemon's process with this many running jobs."""
     with tempfile.TemporaryDirectory(dir=folder) as place, socket.create_server(("127.0.0.1", 0), backlog=4096) as ear:
         ours, theirs = FORK.Pipe()
-        process = FORK.Process(target=serve, args=(place, jobs, ear, theirs))
+        process = FORK.Process(target=server, args=(place, jobs, ear, theirs))
         process.start()
         try:
             yield process.pid or 0, ear.getsockname(), ours.recv(), ours
@@ -301,9 +342,12 @@ def full(count: int, senders: int, seconds: float, folder: str | None) -> dict[s
     }  # fmt: skip
 
 
-def steady(jobs: int, seconds: float, asked_s: float, keep: bool, polls: bool, folder: str | None) -> dict[str, float]:
+def steady(
+    jobs: int, seconds: float, asked_s: float, keep: bool, polls: bool, folder: str | None,
+    server: Callable[..., None] = serve,
+) -> dict[str, float]:  # fmt: skip
     """Every job a report per INTERVAL_S; in the second half of the time somebody asks for the status of all."""
-    with daemon(jobs, folder) as (pid, url, tokens, pipe):
+    with daemon(jobs, folder, server) as (pid, url, tokens, pipe):
         ours, theirs = FORK.Pipe()
         # Turns of every job before the measurement, and one after it.
         given = (_steady, url, tokens, seconds + 4 * INTERVAL_S, keep, polls)
@@ -319,7 +363,7 @@ def steady(jobs: int, seconds: float, asked_s: float, keep: bool, polls: bool, f
             asker = FORK.Process(target=_ask_status, args=(url, seconds / 2, asked_s, asker_theirs))
             stored, _ = _asked(pipe)
             cpu, wall = cpu_s(pid), time.monotonic()
-            if name:
+            if name and server is serve:
                 asker.start()
                 took, _ = asker_ours.recv()
                 asker.join()
@@ -334,6 +378,8 @@ def steady(jobs: int, seconds: float, asked_s: float, keep: bool, polls: bool, f
             }
         sent, median, p99, clients_cpu = ours.recv()
         clients.join()
+    if server is not serve:
+        return {"jobs": jobs, "share_of_a_core": results["share_of_a_core"], "answer_median_s": median, "sent": sent}
     for name, times in (("status", took), ("daemon", inside)):
         results |= {f"{name}_{key}_s": at(times, share) for key, share in (("median", 0.5), ("p99", 0.99), ("max", 1))}
     return {
@@ -356,13 +402,22 @@ def _run(*given: Any) -> tuple[int, float, float, float]:
     return told  # type: ignore[no-any-return]
 
 
+def _beside_goals(results: dict[str, dict[str, float]]) -> Iterator[str]:
+    if polled := results.get("jobs_polled"):
+        yield f"share of a core, with status  {polled['with_status_share_of_a_core']:.3f}  (goal {GOAL_SHARE})"
+        yield f"status in the daemon, median  {1e3 * polled['daemon_median_s']:.1f} ms  (goal {GOAL_MEDIAN_MS} ms)"
+        yield f"status in the daemon, p99     {1e3 * polled['daemon_p99_s']:.0f} ms  (goal {GOAL_P99_MS} ms)"
+    if floor := results.get("jobs_floor"):
+        yield f"share of a core, a server that does nothing but answer  {floor['share_of_a_core']:.3f}"
+
+
 def main() -> None:
-    """Print the figures as JSON."""
+    """Print the figures as JSON, and those that have goals in words."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--folder", default=None, help="where the database lies (default: the temporary directory)")
-    parser.add_argument("--only", default="", help="those whose name begins so")
+    parser.add_argument("--only", default="", help="those whose names begin so, with commas between")
     parser.add_argument("--asked-every", type=float, default=ASK_S, help="seconds between two questions for the status")
     options = parser.parse_args()
     seconds, folder = options.seconds, options.folder
@@ -371,11 +426,14 @@ def main() -> None:
     ways = {"jobs_kept": (True, False), "jobs_polled": (True, True), "jobs_new": (False, False)}
     given = (options.jobs, 4 * seconds, options.asked_every)
     parts |= {name: partial(steady, *given, *way, folder) for name, way in ways.items()}
+    parts["jobs_floor"] = partial(steady, *given, True, True, folder, serve_floor)
     results = {}
     for name, part in parts.items():
-        if name.startswith(options.only):
+        if name.startswith(tuple(options.only.split(","))):
             results[name] = part()
             print(name, results[name], file=sys.stderr)
+    for line in _beside_goals(results):
+        print(line, file=sys.stderr)
     print(json.dumps({"cpus": os.cpu_count(), **results}, indent=2))
 
 
