@@ -77,7 +77,7 @@ def speed(quick: bool) -> None:
 
 
 def workload(data: Path | None, quick: bool) -> None:
-    """Policies on one workload, then the same with dear restarts, priced and not, and with learned curves."""
+    """Policies on one workload, then the same with expensive restarts, priced and not, and with learned curves."""
     programs: dict[str, Program] = builtin()
     if data:
         file = next(iter(sorted(data.rglob("workloads/workload-1.csv"))), None)
@@ -93,10 +93,10 @@ def workload(data: Path | None, quick: bool) -> None:
     rows = [summary(simulate(jobs, programs, policy, settings)[0]) for policy in TABLE]
     print(table(rows), flush=True)
     print("\nthe same, restarts of 300 s")
-    dear = replace(settings, pause_s=300.0)
+    expensive = replace(settings, pause_s=300.0)
     for policy in (*CONCAVE, "throughput"):
         for label, priced in (("priced", True), ("for free in the plan", False)):
-            outcome = simulate(jobs, programs, policy, replace(dear, price_moves=priced))[0]
+            outcome = simulate(jobs, programs, policy, replace(expensive, price_moves=priced))[0]
             row = summary(outcome)
             print(f"  {policy:<14} {label:<22} mean {row.mean_s:>6.0f} s  {row.restarts:.2f} restarts a job")
     goal = f"goal: {DEFAULT_POLICY} at most {LEARNING:+.1%} on the public workload-1"

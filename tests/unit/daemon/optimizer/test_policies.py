@@ -151,9 +151,9 @@ def test_a_frozen_job_keeps_size_and_batch() -> None:
 def test_a_move_must_pay_for_its_pause() -> None:
     """A gain of 15 % is taken when the pause is 5 % of the horizon and left when it is 20 %."""
     model = Curve(((1, 1.0), (2, 1.15)))
-    cheap, dear = (job("a", 1, (1, 2), model=model, pause_s=p, horizon_s=600.0) for p in (30.0, 120.0))
+    cheap, expensive = (job("a", 1, (1, 2), model=model, pause_s=p, horizon_s=600.0) for p in (30.0, 120.0))
     assert sizes([cheap], 2) == [2]
-    assert sizes([dear], 2) == [1]
+    assert sizes([expensive], 2) == [1]
 
 
 def test_a_start_is_not_charged() -> None:

@@ -44,7 +44,7 @@ def full(world: World) -> Site:
     return LEAVES
 
 
-def dear(world: World) -> Site:
+def expensive(world: World) -> Site:
     """A pause of two minutes in a horizon of half an hour leaves less than the least gain."""
     world.state(1, pause_s=120.0)
     return LEAVES
@@ -73,7 +73,7 @@ def no_tree(world: World) -> Site:
     return Site()
 
 
-@pytest.mark.parametrize("case", [full, dear, by_default, uncounted, reserved, no_tree])
+@pytest.mark.parametrize("case", [full, expensive, by_default, uncounted, reserved, no_tree])
 def test_a_job_stays_where_moving_is_not_worth_it_or_not_wanted(split: World, case: Callable[[World], Site]) -> None:
     """One thing in the way at a time."""
     assert split.plan(site=case(split)).resizes == ()

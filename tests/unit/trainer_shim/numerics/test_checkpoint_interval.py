@@ -16,7 +16,7 @@ def lost(every_s: float, cost_s: float, between_s: float) -> float:
 
 @pytest.mark.parametrize(("cost_s", "between_s"), [(0.1, 86_400.0), (5.0, 3600.0), (60.0, 1800.0), (300.0, 1800.0)])
 def test_no_other_interval_loses_less(cost_s: float, between_s: float) -> None:
-    """Within a thousandth of the time, against a fine grid of intervals, for cheap checkpoints and for dear ones."""
+    """Within a thousandth of the time, against a fine grid of intervals, for cheap and for expensive checkpoints."""
     grid = (cost_s * 1.02**step for step in range(1, 800))
     best = min(lost(every, cost_s, between_s) for every in grid if every < 5 * between_s)
     assert lost(daly_s(cost_s, between_s), cost_s, between_s) < best + 0.002 * (1 + best)

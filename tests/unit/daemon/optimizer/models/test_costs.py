@@ -45,7 +45,7 @@ def test_intervals_cover_what_they_say() -> None:
 
 
 def test_one_straggler_moves_little() -> None:
-    """A file system that hung once does not make every checkpoint dear."""
+    """A file system that hung once does not make every checkpoint expensive."""
     calm = fit(drawn(20), PRIOR).at(1000.0).seconds
     assert fit([*drawn(20), (1000.0, 400.0)], PRIOR).at(1000.0).seconds == pytest.approx(calm, rel=0.25)
 
