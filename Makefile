@@ -44,10 +44,10 @@ contracts: ready  ## which part may import which
 
 SHIM_TESTS = tests/unit/trainer_shim
 test-unit: ready  ## the tests that need neither Slurm nor torch
-	MAKEFLAGS= $(BIN)/python -m pytest -n 2 --durations=12 --ignore=$(SHIM_TESTS) tests/unit tests/packaging
+	MAKEFLAGS= $(BIN)/python -m pytest -n 3 --dist worksteal --durations=12 --ignore=$(SHIM_TESTS) tests/unit tests/packaging
 
 test-shim: ready hooks-deps  ## the trainer shim and its supervisor, in real worlds of torch
-	MAKEFLAGS= $(BIN)/python -m pytest $(AGAIN) --durations=12 $(SHIM_TESTS)
+	MAKEFLAGS= $(BIN)/python -m pytest -n 2 --dist worksteal $(AGAIN) --durations=12 $(SHIM_TESTS)
 
 test-cluster: ready slurm hooks-deps  ## the tests on a private real Slurm
 	MAKEFLAGS= $(BIN)/python -m pytest $(AGAIN) --durations=12 --ignore=tests/cluster/sites --ignore=tests/cluster/hosts tests/cluster
