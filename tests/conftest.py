@@ -23,6 +23,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.cluster)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why a test needed a second go: else nobody sees it where the second one passes."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.section(f"first go of {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
+
+
 @pytest.fixture(scope="session")
 def can_run_slurm() -> None:
     """Fails where no private Slurm can run; skips instead if SELASTIC_ALLOW_SKIP=1."""
