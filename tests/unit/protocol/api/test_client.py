@@ -272,7 +272,7 @@ def test_without_munged_the_sentence_says_so(tmp_path: Path) -> None:
 
 
 def test_without_libmunge_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor one where MUNGE is not installed: the sentence names its packages."""
+    """A host where MUNGE is not installed gives one that names its packages."""
     monkeypatch.setattr(munge, "LIBRARY", "libmunge.so.none")
     monkeypatch.setattr(munge, "_library", munge._library.__wrapped__)
     with pytest.raises(munge.MungeError, match=r"libmunge\.so\.none is not on this host; install MUNGE"):
