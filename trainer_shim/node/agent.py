@@ -28,7 +28,7 @@ from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.message_fields import name_of, records, texts, variables, whole
 from slurm_elastic.protocol.version import build
 
-from ..control import handshake, job_key
+from ..control import cuda_backend, handshake, job_key
 from ..control.connection import Connection
 from ..control.event_loop import Loop
 from . import stacks, worker_process
@@ -359,7 +359,7 @@ def gpus(env: dict[str, str]) -> list[str]:
     """The device ids for this node's workers; "" stands for a worker without a GPU.
 
     Slurm, or the user, says in CUDA_VISIBLE_DEVICES which GPUs are ours; outside Slurm every GPU of the machine is.
-    SELASTIC_NPROC, when set, says how many workers there are to be.
+    SELASTIC_NPROC, when set, says how many workers there are to be; where gloo moves CUDA tensors they share the GPUs.
     """
     devices = env.get("CUDA_VISIBLE_DEVICES")
     if devices is None and "SLURM_JOB_ID" not in env:
@@ -367,6 +367,8 @@ def gpus(env: dict[str, str]) -> list[str]:
         devices = ",".join(sorted(numbers, key=lambda number: (len(number), number)))
     visible = [word for word in (devices or "").split(",") if word]
     wanted = int(env.get("SELASTIC_NPROC") or 0) or max(len(visible), 1)
+    if visible and cuda_backend.chosen(env) == "gloo":
+        return [visible[number % len(visible)] for number in range(wanted)]
     return visible[:wanted] if len(visible) >= wanted else [""] * wanted
 
 

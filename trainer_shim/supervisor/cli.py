@@ -21,7 +21,7 @@ from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, RequestError
 from slurm_elastic.protocol.messages import Piece
 
-from ..control import interfaces
+from ..control import cuda_backend, interfaces
 from . import commands, job_dir, launchers
 from .daemon_client import DaemonClient
 from .driver import Supervisor
@@ -44,7 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--elastic", default="", metavar="REQUEST", help="elastic request, instead of the job's comment"
     )
-    parser.add_argument("--nproc", type=_positive, default=0, metavar="N", help="workers per node, without GPUs")
+    parser.add_argument(
+        "--nproc",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="workers per node, without GPUs or sharing them (SELASTIC_CUDA_BACKEND)",
+    )
     parser.add_argument(
         "--interface",
         default="",
@@ -251,7 +257,8 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _agent_env(env: dict[str, str], in_slurm: bool) -> dict[str, str]:
-    return {**commands.scrubbed(env, in_slurm), "PYTHONPATH": commands.python_path(env), "PYTHONUNBUFFERED": "1"}
+    python = {"PYTHONPATH": commands.python_path(env), "PYTHONUNBUFFERED": "1"}
+    return {**commands.scrubbed(env, in_slurm), **python, cuda_backend.NAME: cuda_backend.chosen(env)}
 
 
 def _modules(text: str) -> str:

@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from slurm_elastic.protocol.errors import TrainingError
 
+from ..control import cuda_backend
 from ..control.worker_client import ComingWorld
 from . import objects
 from .stores import Forged, InterruptibleStore, SealedStore
@@ -100,8 +101,8 @@ def in_units(world: World, unit: int) -> World:
 
 
 def backend() -> str:
-    """gloo for tensors in host memory, with NCCL beside it where there are GPUs."""
-    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    """gloo for tensors in host memory, with what SELASTIC_CUDA_BACKEND says beside it where there are GPUs."""
+    return f"cpu:gloo,cuda:{cuda_backend.chosen(os.environ)}" if torch.cuda.is_available() else "gloo"
 
 
 class Gate:

@@ -266,12 +266,16 @@ def _at(text: str) -> float:
         ({"CUDA_VISIBLE_DEVICES": "2,3", "SLURM_JOB_ID": "1"}, ["2", "3"]),
         ({"CUDA_VISIBLE_DEVICES": "2,3", "SELASTIC_NPROC": "1"}, ["2"]),
         ({"CUDA_VISIBLE_DEVICES": "2", "SELASTIC_NPROC": "2"}, ["", ""]),
+        ({"CUDA_VISIBLE_DEVICES": "2", "SELASTIC_NPROC": "3", "SELASTIC_CUDA_BACKEND": "gloo"}, ["2", "2", "2"]),
+        ({"CUDA_VISIBLE_DEVICES": "2,3", "SELASTIC_NPROC": "3", "SELASTIC_CUDA_BACKEND": "gloo"}, ["2", "3", "2"]),
+        ({"CUDA_VISIBLE_DEVICES": "2,3", "SELASTIC_NPROC": "1", "SELASTIC_CUDA_BACKEND": "gloo"}, ["2"]),
+        ({"SLURM_JOB_ID": "1", "SELASTIC_NPROC": "2", "SELASTIC_CUDA_BACKEND": "gloo"}, ["", ""]),
         ({"SLURM_JOB_ID": "1"}, [""]),
         ({"SLURM_JOB_ID": "1", "SELASTIC_NPROC": "3"}, ["", "", ""]),
     ],
 )
 def test_devices_of_a_node(env: dict[str, str], expected: list[str]) -> None:
-    """Slurm's list is the list; without GPUs there are --nproc CPU workers, at least one."""
+    """Slurm's list is the list; without GPUs there are --nproc CPU workers, at least one; over gloo they share GPUs."""
     assert gpus(env) == expected
 
 
