@@ -1,11 +1,13 @@
 """Which further nodes suit a job: by --constraint=, and by which hosts reach each other. Pure.
 
-Known constraints are names joined by & and |, of which & binds more, perhaps all in one pair of brackets: [a|b] means
-nodes that are all alike in one of these. Limit: counts, parentheses and brackets within are not known.
+Known constraints are names joined by & and |, read from left to right as Slurm does: a|b&c is (a|b)&c. All in one pair
+of brackets, [a|b] means nodes that are all alike in one of these. Limit: counts, parentheses and brackets within are
+not known.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 
 from slurm_elastic.db.rows import HostPair
@@ -28,7 +30,11 @@ def meets(constraint: str, features: Collection[str]) -> bool:
     """
     if not constraint or _unknown(constraint) or constraint.startswith("["):
         return True
-    return any(set(group.split("&")) <= set(features) for group in constraint.split("|"))
+    met, joined = True, "&"
+    for name, following in re.findall(r"([^&|]+)([&|]?)", constraint):
+        met = (met and name in features) if joined == "&" else (met or name in features)
+        joined = following
+    return met
 
 
 def held_to(constraint: str, nodes: Iterable[Collection[str]]) -> str | None:

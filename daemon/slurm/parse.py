@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from slurm_elastic.protocol.errors import SlurmUnparsable
+from slurm_elastic.protocol.gres import gres_gpus
 
 from .model import ACTIVE, Job, Node, Partition
 from .nodelist import expand
@@ -41,8 +42,6 @@ _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _STATS_AT = re.compile(r"^sdiag output at .*\((\d+)\)\s*$", re.MULTILINE)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)[a-z]?")
 _MIB = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
-_GRES = re.compile(r"gpu(?::(?P<type>\(null\)|[^:,()=]+?))?(?:[:=](?P<count>\d+))?(?:\([^)]*\))?")
-"""(null): GPUs without a type whose gres.conf names their cores or links."""
 CACHED = 1 << 12
 """Parsed texts that are cached: thousands of jobs share a few of them, in every round."""
 T = TypeVar("T")
@@ -258,24 +257,6 @@ def _gpus(row: dict[str, str], tres: Mapping[str, str], held: tuple[str, ...], n
         each = 0 if total % len(held) else total // len(held)
     types = set(typed) or {type for one in asked.values() for type in one if type}
     return total, each, types.pop() if len(types) == 1 and total else ""
-
-
-@lru_cache(maxsize=CACHED)
-def gres_gpus(text: str) -> Mapping[str, int]:
-    """GPUs by type in a list of generic resources: {"a100": 4} for "gpu:a100:4(IDX:0-3),shard:8"; "" is any type."""
-    counts: dict[str, int] = {}
-    for part in re.split(r",(?![^(]*\))", _given(text)):
-        resource = part.removeprefix("gres:").removeprefix("gres/")
-        if re.split("[:=(]", resource, maxsplit=1)[0] != "gpu":
-            continue
-        match = _GRES.fullmatch(resource)
-        if match is None:
-            raise ValueError(f"{part!r} is not a number of GPUs such as gpu:a100:4")
-        kind, count = _given(match["type"] or ""), match["count"]
-        if count is None and kind.isdigit():  # gpu:4
-            kind, count = "", kind
-        counts[kind] = counts.get(kind, 0) + int(count if count is not None else 1)
-    return MappingProxyType(counts)
 
 
 def _asked(text: str) -> Mapping[str, int]:

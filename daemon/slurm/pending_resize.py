@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable
+from slurm_elastic.protocol.gres import gres_gpus
 
 from .model import Size
 from .parse import mib
 
 _FIELD = re.compile(r"(?<!\S)([A-Za-z][A-Za-z/:]*)=(\S*)")
 _RECORD = re.compile(r"(?m)^(?=JobId=\d+ )")
-_GPUS = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[A-Za-z][^:,]*))?(?::(?P<count>\d+))?")
 
 
 def record(text: str, job_id: int) -> dict[str, str]:
@@ -89,17 +89,21 @@ def _memory(fields: dict[str, str]) -> float:
 def _asked(fields: dict[str, str]) -> tuple[str, int]:
     """(type with its colon, GPUs per node) as submitted: Slurm refuses a type where there was none, and the reverse."""
     asked = fields.get("TresPerNode", "")
-    match = _GPUS.fullmatch(asked)
+    try:
+        gpus = {} if "," in asked else gres_gpus(asked)  # one kind, and nothing beside it
+    except ValueError:
+        gpus = {}
     # Newer Slurm shows --cpus-per-task as TresPerTask=cpu=N too.
     others = [fields.get(name, "") for name in ("TresPerJob", "TresPerTask", "TresPerSocket")]
     elsewhere = [given for given in others if "gres" in given]
-    if match is None or elsewhere:
+    if not gpus or elsewhere:
         given = asked or (elsewhere or ["no GPUs"])[0]
         raise SlurmRefused(
             f"job {fields.get('JobId')} asks for {given}: its size can be changed in the queue only when it was "
             "submitted with --gpus-per-node=N or --gres=gpu:N."
         )
-    return (f"{match['type']}:" if match["type"] else ""), int(match["count"] or 1)
+    [(kind, count)] = gpus.items()
+    return (f"{kind}:" if kind else ""), count
 
 
 def _tasks_given(fields: dict[str, str]) -> bool:

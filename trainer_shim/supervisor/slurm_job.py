@@ -10,11 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from slurm_elastic.protocol.errors import SlurmUnparsable
+from slurm_elastic.protocol.gres import gres_gpus
 from slurm_elastic.protocol.messages import Piece
 
 _HOLDING = re.compile(r"(?<!\S)Nodes=(\S+) CPU_IDs=(\S+) Mem=(\d+)\S* GRES=(\S*)")
-_GPU = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)(?![^(,])")
-"""gpu:4, gpu:a100:4(IDX:0-3); a type may begin with a digit, or be a number."""
 
 Expand = Callable[[str], tuple[str, ...]]
 """Slurm's host list expression -> host names."""
@@ -75,11 +74,14 @@ def parse_job(text: str, job_id: int, expand: Expand) -> SlurmJob:
     cpus: list[int] = []
     kind = ""
     for names, cpu_ids, _, gres in holdings:
-        found = _GPU.findall(gres)
-        kind = kind or next((name for name, _ in found if name), "")
+        try:
+            found = gres_gpus(gres)
+        except ValueError as error:
+            raise SlurmUnparsable(f"GRES of job {job_id}: {error}") from None
+        kind = kind or next((name for name in found if name), "")
         cpus.append(_count(cpu_ids))
         for node in expand(names):
-            gpus[node] = gpus.get(node, 0) + sum(int(count) for _, count in found)
+            gpus[node] = gpus.get(node, 0) + sum(found.values())
     first = fields.get("BatchHost", "")
     nodes = tuple(sorted(gpus, key=lambda node: node != first))
     return SlurmJob(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, RequestError
+from slurm_elastic.protocol.gres import gres_gpus
 
 _FLAGS = frozenset(
     {
@@ -157,19 +158,18 @@ def _last(options: Sequence[tuple[str, str | None]], name: str) -> str | None:
 
 def starting_gpus(options: Sequence[tuple[str, str | None]]) -> int | None:
     """GPUs that these options start the job with; later options win. None when they do not say it plainly."""
-    total = _count(_last(options, "--gpus"))
+    total = _gpus(f"gpu:{_last(options, '--gpus')}")
     if total is not None:
         return total
-    per_node = _count(_last(options, "--gpus-per-node"))
+    per_node = _gpus(f"gpu:{_last(options, '--gpus-per-node')}")
     if per_node is None:
-        gres = _last(options, "--gres") or ""
-        match = re.fullmatch(r"(?:gres/|gres:)?gpu((?::[^:,()]+)?(?::\d+)?)", gres)
-        per_node = _count(match[1].lstrip(":")) if match and match[1] else None
+        per_node = _gpus(_last(options, "--gres") or "")
     nodes = _last(options, "--nodes") or ("1" if _last(options, "--ntasks") in (None, "1") else "")
     return per_node * int(nodes) if per_node is not None and nodes.isdecimal() else None
 
 
-def _count(value: str | None) -> int | None:
-    """N of N or TYPE:N; None for anything else, such as a list of types."""
-    match = re.fullmatch(r"(?:[A-Za-z][\w.-]*:)?(\d{1,9})", value or "")
-    return int(match[1]) if match else None
+def _gpus(gres: str) -> int | None:
+    """N of gpu:N or gpu:TYPE:N; None for anything else, such as a list of types, or a variable in a count's place."""
+    if not re.fullmatch(r"[^,()]+:\d{1,9}", gres):
+        return None
+    return next(iter(gres_gpus(gres).values()), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from site_cluster import SiteCluster
 from training_job import TrainingJob
 from waiting import wait_until
 
+from slurm_elastic.daemon.capacity.constraints import meets
 from slurm_elastic.protocol.messages import Shape
 
 
@@ -96,3 +98,26 @@ def test_a_companion_is_charged_to_the_same_project_and_has_its_nodes_for_itself
         assert fields == ["paper", "NO"]
         job.go()
         job.ends()
+
+
+def test_a_constraint_is_read_as_slurm_reads_it(site: SiteCluster) -> None:
+    """Generated expressions of & and |, on nodes with each set of three features: Slurm starts jobs where we say."""
+    sets = {f"n{number + 1}": [name for bit, name in enumerate("abc") if number >> bit & 1] for number in range(8)}
+
+    def give(node: str, features: str) -> None:
+        words = [f"nodename={node}", f"features={features}", f"activefeatures={features}"]
+        assert site.sandbox.run(["scontrol", "update", *words]).returncode == 0
+
+    for node, features in sets.items():
+        give(node, ",".join(features))
+    pick = random.Random(7)
+    drawn = {"".join(pick.choice("abc") + pick.choice("&|") for _ in range(pick.randint(2, 4)))[:-1] for _ in range(8)}
+    try:
+        for constraint in sorted({"a|b&c", *drawn}):
+            for node in pick.sample(sorted(sets), 4):
+                words = ["sbatch", "--test-only", "-N1", "-w", node, "-C", constraint, "--wrap", "true"]
+                said = site.sandbox.run(words, user="games")
+                assert (said.returncode == 0) == meets(constraint, sets[node]), (constraint, node, said.stderr)
+    finally:
+        for node in sets:
+            give(node, "")

@@ -14,7 +14,7 @@ import pytest
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
-from slurm_elastic.daemon.slurm import CommandClient
+from slurm_elastic.daemon.slurm import CommandClient, Size
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = """
@@ -134,3 +134,15 @@ def test_unequal_gpus_are_refused_in_one_sentence(threaded: Sandbox, tmp_path: P
     assert "unequal GPUs per node (n1: " in str(found["refused"]) and "accepted: --gpus-per-node" in str(
         found["refused"]
     )
+
+
+@pytest.mark.parametrize("options", ["--gres=gpu:2080ti:2", "--gres=gpu:2", "--gpus-per-node=2080ti:2"])
+def test_a_waiting_job_gets_another_size(threaded: Sandbox, options: str) -> None:
+    """Slurm takes the GPUs in the form in which they were asked for, with their type or without."""
+    command = ["sbatch", "--parsable", "--hold", "--output=/dev/null", options, "--wrap", "true"]
+    job = int(threaded.run(command).stdout)
+    client = CommandClient(threaded.env["SLURM_CONF"])
+    assert client.asked_size(job).gpus_per_node == 2
+    client.resize_waiting(job, Size(1, 1))
+    assert client.asked_size(job).gpus_per_node == 1
+    client.cancel(job)

@@ -20,10 +20,11 @@ from slurm_elastic.db.rows import HostPair
 @pytest.mark.parametrize(
     ("constraint", "met"),
     [("", True), ("ib", True), ("hdr", False), ("ib&nvlink", True), ("ib&hdr", False), ("hdr|ib&nvlink", True),
+     ("ib|nvlink&hdr", False), ("hdr&ib|nvlink", True), ("nvlink|hdr|x&ib", True),
      ("[hdr*2&ib*1]", True), ("[hdr|edr]", True), ("(hdr&edr)|hdr", True), ("!ib", True)],
 )  # fmt: skip
 def test_which_nodes_meet_a_constraint(constraint: str, met: bool) -> None:
-    """Names with & and | are judged; of forms not known here Slurm is left to say."""
+    """Names with & and | are judged, from left to right; of forms not known here Slurm is left to say."""
     assert meets(constraint, {"ib", "nvlink"}) is met
 
 

@@ -255,31 +255,6 @@ def test_which_nodes_are_asleep(state: str) -> None:
     assert not Node("n1", parse.state_flags("idle"), gpus=4).asleep
 
 
-@pytest.mark.parametrize(
-    "text, counts",
-    [
-        ("gpu:4", {"": 4}),
-        ("gpu", {"": 1}),
-        ("gpu:a100:4", {"a100": 4}),
-        ("gpu:a100", {"a100": 1}),
-        ("gres:gpu:2", {"": 2}),
-        ("gres/gpu:a100:2", {"a100": 2}),
-        ("gres/gpu=2", {"": 2}),
-        ("gpu:a100:2(IDX:0-1),gpu:v100:1(IDX:2,4),shard:8", {"a100": 2, "v100": 1}),
-        ("gpu:a100:0(IDX:N/A)", {"a100": 0}),
-        ("gpu:(null):2(IDX:0-1),shard:(null):0(0/8)", {"": 2}),
-        ("gpu:(null):0(IDX:N/A)", {"": 0}),
-        ("gpu:4(S:0-7),gpu_mem:80G,gpumem:7", {"": 4}),
-        ("shard:8,nvme:2", {}),
-        ("(null)", {}),
-        ("", {}),
-    ],
-)
-def test_generic_resources(text: str, counts: dict[str, int]) -> None:
-    """The forms in which 22.05 to 26.05 write GPUs."""
-    assert parse.gres_gpus(text) == counts
-
-
 @pytest.mark.parametrize("asked", ["gres:gpu:a(b:1", "gres:gpu:a)b:1", "gres:gpu:a=b:1", "gres:gpu:(IDX:1"])
 def test_what_one_user_asks_for_hides_nobody(asked: str) -> None:
     """Slurm takes any type for a job that is held, and tells it as it was written: the others are seen all the same,
