@@ -1,6 +1,7 @@
 """What is free on every usable node: GPUs, cores and memory, and what is about to become free. Pure.
 
-Promise: only nodes that Slurm would schedule on now are in it; drained, down, reserved ones never are.
+Promise: only nodes that Slurm would schedule on now are in it; drained, down, reserved ones never are. A GPU that a
+running job holds is not free, whatever the node's own record says.
 Limit: knows amounts, not which GPU or core; whether Slurm's own rules accept a placement is Slurm's to say.
 """
 
@@ -71,7 +72,12 @@ class Ledger:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Ledger:
-        return cls({name: free(node) for name, node in snapshot.nodes.items() if node.schedulable})
+        """A GPU is in use where either listing says so: jobs and nodes are read one after the other."""
+        now = {name: free(node) for name, node in snapshot.nodes.items() if node.schedulable}
+        for name, gpus in held_but_idle(snapshot).items():
+            if name in now:
+                now[name] = amount_of(max(0, now[name].gpus - gpus), now[name].cpus, now[name].mem_mb)
+        return cls(now)
 
     def copy(self) -> Ledger:
         return Ledger(self.now, self.soon)
@@ -123,8 +129,23 @@ class Ledger:
     def gpus(self, nodes: Iterable[str], soon: bool = True) -> int:
         """Free GPUs on these nodes."""
         usable = [node for node in nodes if node in self.now]
-        later = [self.soon[node].gpus for node in usable if node in self.soon] if soon else []
-        return sum([self.now[node].gpus for node in usable]) + sum(later)
+        # What is taken twice of one node is not missing on another.
+        return sum([max(0, (self.total(node) if soon else self.now[node]).gpus) for node in usable])
+
+
+def held_but_idle(snapshot: Snapshot) -> dict[str, int]:
+    """GPUs that the listing of jobs says a running job holds, and that of nodes says are not in use, by node: Slurm
+    contradicts itself there, or a job has ended between the two."""
+    held: dict[str, int] = {}
+    for job in snapshot.jobs.values():
+        for name in job.nodes if job.running and job.gpus_per_node else ():
+            held[name] = held.get(name, 0) + job.gpus_per_node
+    nodes = snapshot.nodes
+    return {
+        name: gpus - nodes[name].gpus_used
+        for name, gpus in held.items()
+        if name in nodes and gpus > nodes[name].gpus_used
+    }
 
 
 def free(node: Node) -> Amount:

@@ -15,6 +15,16 @@ from .pending_jobs import Need, NeedPart
 
 def unlisted_gpus(snapshot: Snapshot) -> dict[str, int]:
     """By node, where there are any."""
+    held, unsure = listed_gpus(snapshot)
+    return {
+        name: node.gpus_used - held[name]
+        for name, node in snapshot.nodes.items()
+        if node.gpus_used > held[name] and name not in unsure and node.schedulable
+    }
+
+
+def listed_gpus(snapshot: Snapshot) -> tuple[dict[str, int], set[str]]:
+    """By node, the GPUs that jobs hold there; and the nodes where that is not known of some job."""
     held = dict.fromkeys(snapshot.nodes, 0)
     unsure: set[str] = set()
     for job in snapshot.jobs.values():
@@ -22,11 +32,7 @@ def unlisted_gpus(snapshot: Snapshot) -> dict[str, int]:
             unsure.update(job.nodes)
         for name in job.nodes:
             held[name] = held.get(name, 0) + job.gpus_per_node
-    return {
-        name: node.gpus_used - held[name]
-        for name, node in snapshot.nodes.items()
-        if node.gpus_used > held[name] and name not in unsure and node.schedulable
-    }
+    return held, unsure
 
 
 def lasting(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:

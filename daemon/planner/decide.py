@@ -28,7 +28,7 @@ from ..slurm.model import Job
 from .allocation import Division, Group, members_of
 from .context import Inputs, RoundContext
 from .fixed_targets import fixed_target
-from .free_capacity import asleep, comebacks, counted_switches, free_ledger, reachable
+from .free_capacity import asleep, comebacks, counted_switches, free_ledger, managed_gpus, reachable
 from .limit_usage import limit_usage
 from .moves import Allotment, Move, moves
 from .off_split import off_split
@@ -221,9 +221,9 @@ def _group(made: Decisions, pool: Pool, running_jobs: list[RunningJob]) -> tuple
     reserve = context.inputs.settings.rigid_reserve_gpus * len(pool.partitions)
     idle = max(0, context.room.ledger.gpus(pool.nodes) - reserve)
     made.idle[pool.name] = idle
-    held = sum([running.gpus for running in running_jobs])
     given = sum([context.forced_gpus(running) for running in running_jobs]) if context.gives else 0
-    made.capacity[pool.name] = held + idle - given
+    managed = managed_gpus(context.inputs.snapshot, pool, running_jobs, context.room.ledger, idle, made.withdrawn)
+    made.capacity[pool.name] = managed - given
     allotments, movable = [], []
     for running in running_jobs:
         allotment = None if running.optimized and not context.draining else fixed_target(context, running)

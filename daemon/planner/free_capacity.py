@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 
 from slurm_elastic.protocol.messages import Piece, Shape
-from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.constraints import apart, meets, out_of_reach
-from ..capacity.ledger import Amount, Ledger, Pool
+from ..capacity.ledger import Amount, Ledger, Pool, per_node
 from ..capacity.placement import take
 from ..capacity.requeue_placement import can_restart, comes_back_at, put_back
 from ..capacity.shrink_options import shrinks, without
+from ..capacity.unlisted_gpus import listed_gpus, unlisted_gpus
 from ..config.settings import Settings
 from ..optimizer.policies import POLICIES
 from ..optimizer.problem import Layout
@@ -25,6 +25,7 @@ from ..slurm.model import Node, Snapshot
 from ..slurm.site import Site
 from .context import Inputs
 from .pools.member import Member
+from .running.eligibility import not_listed
 from .running.job import RunningJob
 from .running.sizes import sizes
 
@@ -35,18 +36,60 @@ def free_ledger(snapshot: Snapshot, running_jobs: Collection[RunningJob]) -> Led
     for running in running_jobs:
         for unit, amount in running.loose.items():
             ledger.release(unit[1], amount)
-    for running in running_jobs:
-        resize = running.state.resize
-        if resize is None or resize.state == ResizeState.RUNNING:
-            continue
-        number = resize.id
-        granted = {node for held in running.job.held if held.resize == number for node in held.piece.nodes}
-        granted |= set(running.job.base.nodes) if resize.requeues else set()
-        for shape in resize.add:
-            for node in shape.node_list:
-                if node not in granted and ledger.usable(node):
-                    ledger.take(node, Amount(shape.gpus_per_node, shape.cpus_per_node, shape.mem_mb_per_node))
+    coming = {running.job_id: coming_to(running) for running in running_jobs}
+    # A companion that starts between the two listings waits in one, and its GPUs are in use in the other.
+    started = unlisted_gpus(snapshot) if any(coming.values()) else {}
+    for growth in coming.values():
+        for node, amount in growth.items():
+            if ledger.usable(node) and started.get(node, 0) < amount.gpus:
+                ledger.take(node, amount)
     return ledger
+
+
+def coming_to(running: RunningJob) -> dict[str, Amount]:
+    """By node, what a job gets though this snapshot does not list it as held: what its open resize adds, and what it
+    trains on already, where its companion still waits in the queue."""
+    job, resize, found = running.job, running.state.resize, dict[str, Amount]()
+    if resize is not None:
+        granted = {node for held in job.held if held.resize == resize.id for node in held.piece.nodes}
+        granted |= set(job.base.nodes) if resize.requeues else set()
+        for shape in resize.add:
+            amount = Amount(shape.gpus_per_node, shape.cpus_per_node, shape.mem_mb_per_node)
+            found |= dict.fromkeys([node for node in shape.node_list if node not in granted], amount)
+    waiting = {companion.job_id: per_node(companion) for companion, _ in job.queued}
+    for piece in not_listed(job, running.state.in_use):
+        if piece.slurm_job_id in waiting:
+            share = waiting[piece.slurm_job_id]
+            found |= dict.fromkeys(piece.nodes, Amount(piece.gpus_per_node, share.cpus, share.mem_mb))
+    return found
+
+
+def managed_gpus(
+    snapshot: Snapshot,
+    pool: Pool,
+    running_jobs: Sequence[RunningJob],
+    ledger: Ledger,
+    idle: int,
+    withdrawn: Collection[int] = (),
+) -> int:
+    """The GPUs of a pool that elastic jobs have, are getting, or may have: each counted once, whichever of the two
+    listings knows of it first. `idle`: what the ledger has free in this pool, for them. `withdrawn`: jobs whose growth
+    is given up for others."""
+    held, leaving, room = 0, dict[str, int](), dict[str, int]()
+    for running in running_jobs:
+        held += running.job.gpus
+        for (_, node), amount in running.loose.items():
+            leaving[node] = leaving.get(node, 0) + amount.gpus
+            held -= amount.gpus if ledger.usable(node) else 0  # the ledger has it, as free soon
+    growths = [coming_to(running) for running in running_jobs if running.job_id not in withdrawn]
+    if any(growths):
+        listed, _ = listed_gpus(snapshot)
+        room = {name: snapshot.nodes[name].gpus - listed[name] + leaving.get(name, 0) for name in pool.nodes}
+    for growth in growths:
+        for node, amount in growth.items():
+            taken = min(amount.gpus, max(0, room.get(node, 0)))
+            held, room[node] = held + taken, room.get(node, 0) - taken
+    return held + idle
 
 
 def comebacks(inputs: Inputs, ledger: Ledger) -> dict[int, Shape]:

@@ -24,6 +24,7 @@ from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..api.waiters import Waiters
+from ..capacity.ledger import held_but_idle
 from ..capacity.roster import Roster
 from ..capacity.shrink_options import Unit
 from ..capacity.unlisted_gpus import by_node, lasting
@@ -120,6 +121,8 @@ class Rounds:
         self._site = Site()
         self._unlisted: Mapping[str, int] = {}
         self._left_out: Mapping[str, int] = {}
+        self._held_but_idle: Mapping[str, int] = {}
+        self._contradicted: Mapping[str, int] = {}
         self._fell_back = ""
         self._not_begun: Mapping[int, str] = {}
 
@@ -205,6 +208,7 @@ class Rounds:
             plan = self._plan(seen, now, self.store.decision_marks(roster.elastic))
         self._score(seen, plan, now)
         self._note_unlisted(plan.unlisted)
+        self._note_contradiction(snapshot)
         self._note_policy(plan.fell_back, now)
         self.capacity, self.idle = sum(plan.capacity.values()), sum(plan.idle.values())
         self._nonstarters.record(plan.met, snapshot, now)
@@ -345,6 +349,16 @@ class Rounds:
         if left_out != self._left_out:
             self._left_out = left_out
             log.warning("GPUs in use by no job that Slurm lists: %s", by_node(left_out) or "none any more")
+
+    def _note_contradiction(self, snapshot: Snapshot) -> None:
+        """Say once where Slurm's own listings differ for longer than a job takes to end between the two."""
+        now = held_but_idle(snapshot)
+        stays = lasting(now, self._held_but_idle)
+        self._held_but_idle = now
+        if stays != self._contradicted:
+            self._contradicted = stays
+            words = "Slurm contradicts itself: GPUs that a running job holds are idle by sinfo, and count as in use: %s"
+            log.warning(words, by_node(stays) or "none any more")
 
     def _note_policy(self, fell_back: str | None, now: float) -> None:
         """Say once that the site's policy does not plan, and once that it does again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from slurm_elastic.db.rows import ResizeRow
+from slurm_elastic.db.rows import InUse, ResizeRow
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.request import ElasticRequest
 from slurm_elastic.protocol.resize_state import ResizeState
@@ -55,6 +55,14 @@ def running_job(
     )
 
 
+def not_listed(job: ElasticJob, in_use: InUse | None) -> list[Piece]:
+    """What it trains on as companions that the snapshot does not list as running: they started after it was taken, or
+    they have ended and the supervisor does not know yet."""
+    listed = {held.job.job_id for held in job.held}
+    pieces = in_use.pieces if in_use is not None else ()
+    return [piece for piece in pieces if piece.kind == "companion" and piece.slurm_job_id not in listed]
+
+
 def _stuck(held: Iterable[Piece], left: set[Unit], state: JobState) -> set[Unit]:
     """Of the units that the training has left those that stay with the job."""
     in_parts, _ = state.releases
@@ -69,7 +77,7 @@ def _frozen(
         return Reason.KEEP_NOT_UNDERSTOOD
     if not registered:
         return Reason.KEEP_UNREGISTERED
-    if state.resize is not None:
+    if state.resize is not None or not_listed(job, state.in_use):
         return Reason.KEEP_RESIZING
     if state.pinned is not None:
         there = state.pinned == sum(piece.gpus for piece in pieces) and not stuck
@@ -92,10 +100,10 @@ def _loose(
     used = units_of(trained_on)
     wanted = used | set(stuck)
     if state.resize is not None and state.resize.state != ResizeState.RUNNING:
-        wanted |= units_of(h.piece for h in job.held if h.resize == state.resize.id)
-        wanted |= units_of(state.resize.keep)
+        # What it adds is trained on where the switch came after the resize was read: resizes are read first.
+        stays = units_of(state.resize.keep) | units_of(h.piece for h in job.held if h.resize == state.resize.id)
         # Given up by the resize under way: still trained on, and on its way out.
-        wanted -= used - units_of(state.resize.keep)
+        wanted = (wanted | stays) - (used - stays)
     base = job.held[0]
     wanted.add((base.job.job_id, base.job.batch_host))
     return {

@@ -545,6 +545,28 @@ def test_jobs_that_slurm_hides_do_not_stop_giving_way(
     assert caplog.text.count("GPUs in use by no job that Slurm lists: 4 on n1") == 1
 
 
+def test_gpus_that_slurm_calls_idle_under_a_running_job_are_named_once_and_given_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """sinfo has the node of an ordinary job as idle, round after round: an elastic job does not grow onto it."""
+    world = World(tmp_path, nodes=3)
+    rigid = world.rigid()
+    job = world.elastic()
+    world.round()
+    seen = FakeClient.snapshot
+
+    def without_its_use(client: FakeClient) -> Snapshot:
+        whole = seen(client)
+        (name,) = whole.jobs[rigid].nodes
+        return replace(whole, nodes={**whole.nodes, name: replace(whole.nodes[name], gpus_used=0)})
+
+    monkeypatch.setattr(FakeClient, "snapshot", without_its_use)
+    world.settle()
+    assert job.gpus == 8
+    said = "Slurm contradicts itself: GPUs that a running job holds are idle by sinfo, and count as in use: 4 on n1"
+    assert caplog.text.count(said) == 1
+
+
 def test_a_job_whose_shrinks_fail_still_gives_way(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two shrinks for a waiting job come to nothing: the third is tried minutes later, not after the whole backoff."""
     job = world.elastic()
