@@ -1,6 +1,7 @@
 """Traces of jobs: our own CSV, the formats of four public data sets, and sacct's.
 
-Promise: a broken row is refused with its file, its line and what was expected. Limit: text only, no I/O here.
+Promise: a broken row is refused with its file, its line and what was expected; of sacct's it is left out, and the notes
+say so. Limit: text only, no I/O here.
 
 Our own CSV has a header and one job per line; only the first four columns are needed:
     job_id,submit_s,program,gpus,batch,samples,duration_s,min_gpus,max_gpus,min_batch,max_batch,weight,wait_s,until,user,account
@@ -43,7 +44,8 @@ def read(text: str, name: str = "trace") -> list[TraceJob]:
 def load(text: str, name: str = "trace") -> Trace:
     """A trace in any known format. Raises TraceError."""
     if text.lstrip().startswith("{"):
-        return _trace(sacct.from_json(text, name), sacct.Reader(), name)
+        unread = list[str]()
+        return _trace(sacct.from_json(text, name, unread), sacct.Reader(), name, unread)
     lines = [line.rstrip("\r") for line in text.split("\n")]  # splitlines() would part names at odd characters
     if not text.strip():
         raise TraceError(f"{name}:1: empty; expected a header line with the columns of a trace, then its jobs")
@@ -53,16 +55,23 @@ def load(text: str, name: str = "trace") -> Trace:
     if reader is None:
         raise TraceError(f"{name}:1: {_unknown(lines[0], header)}")
     rows = sacct.cells(lines, header) if separator == "|" else enumerate(csv.reader(lines[1:]), 2)
-    return _trace(((f"{name}:{line}", header, row) for line, row in rows if row), reader, name)
+    return _trace(((f"{name}:{line}", header, row) for line, row in rows if row), reader, name, [])
 
 
-def _trace(rows: Iterable[tuple[str, list[str], list[str]]], reader: Reader, name: str) -> Trace:
-    """`rows`: (where, header, cells). Components of a heterogeneous job are one job, wherever they stand."""
+def _trace(rows: Iterable[tuple[str, list[str], list[str]]], reader: Reader, name: str, unread: list[str]) -> Trace:
+    """`rows`: (where, header, cells). Components of a heterogeneous job are one job, wherever they stand. `unread`: in words
+    what cannot be read of sacct."""
     jobs, left_out = dict[str, TraceJob](), Counter[str]()
     for where, header, cells in rows:
-        found = _job(where, header, cells, reader)
+        try:
+            found = _job(where, header, cells, reader)
+        except TraceError as error:
+            if not isinstance(reader, sacct.Reader):
+                raise
+            unread.append(str(error))
+            continue
         if isinstance(found, str):
-            left_out[found] += bool(found)
+            left_out.update([found] if found else [])
         elif found.job_id in jobs and "+" in cells[header.index("JobID") if "JobID" in header else 0]:
             before = jobs[found.job_id]
             longest = max(before.duration_s, found.duration_s)
@@ -74,6 +83,7 @@ def _trace(rows: Iterable[tuple[str, list[str], list[str]]], reader: Reader, nam
                 unique = f"{found.job_id}#{times}"
             jobs[unique] = replace(found, job_id=unique)
     notes = [f"{count} {reason}, left out" for reason, count in sorted(left_out.items())]
+    notes += [f"{sacct.some(unread)} that cannot be read, left out"] if unread else []
     if not jobs:
         hint = sacct.HINT if sacct.NO_GPU in left_out else ""
         raise TraceError(f"{name}: no jobs in it{': ' if notes else ''}{'; '.join(notes)}{hint}")

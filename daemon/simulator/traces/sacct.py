@@ -1,4 +1,5 @@
-"""Jobs from sacct: `--parsable2` with its columns in any order, or `--json`. Promise: pure; nothing is left out unsaid.
+"""Jobs from sacct: `--parsable2` with its columns in any order, or `--json`. Promise: pure; nothing is left out unsaid, and one
+row that users or the database have made odd never ends the reading.
 
 A job could start from its Eligible time on: one that was held, or depended on another, was not in the queue before.
 """
@@ -13,6 +14,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
+from slurm_elastic.protocol.errors import RequestError
 from slurm_elastic.protocol.request import find, parse
 
 from .job import TraceError, TraceJob, number
@@ -21,7 +23,7 @@ COMMAND = (
     "sacct -a -X -P -S now-30days -E now"
     " -o JobID,User,Account,JobName,State,Submit,Eligible,Start,ElapsedRaw,AllocTRES,Comment"
 )
-NO_GPU, NEVER_RAN = "jobs that held no GPU", "jobs that never ran"
+NO_GPU, NEVER_RAN, NO_SUBMIT = "jobs that held no GPU", "jobs that never ran", "jobs without a time of submission"
 HINT = "; GPUs are in AllocTRES where slurm.conf has AccountingStorageTRES=gres/gpu"
 FREE_TEXT = ("JobName", "Comment")
 """Columns whose text the users choose: sacct does not escape a `|` or a line break in them."""
@@ -33,9 +35,11 @@ class Reader:
     def __init__(self) -> None:
         self.states = Counter[str]()
         self.days = list[str]()
+        self.malformed = list[str]()
+        """Ids of jobs whose elastic request cannot be read: rigid ones, as for the daemon."""
 
     def __call__(self, row: dict[str, str]) -> TraceJob | str:
-        """Raises ValueError or RequestError for what cannot be read."""
+        """Raises ValueError for what cannot be read."""
         if "." in row["JobID"]:
             return ""
         gpus = _gpus(row.get("AllocTRES") or row.get("ReqTRES") or "")
@@ -44,8 +48,11 @@ class Reader:
             return NO_GPU
         if not elapsed:
             return NEVER_RAN
-        submit = seconds(row["Submit"], "Submit")
-        eligible, started = (_or_none(row.get(column, ""), column) for column in ("Eligible", "Start"))
+        submit, eligible, started = (
+            _or_none(row.get(column, ""), column) for column in ("Submit", "Eligible", "Start")
+        )
+        if submit is None:
+            return NO_SUBMIT
         submit = max(submit, eligible or submit)
         wait = -1.0 if started is None else max(0.0, started - submit)
         name = row.get("JobName") or "rigid"
@@ -53,7 +60,11 @@ class Reader:
             row["JobID"].partition("+")[0], submit, name, gpus, duration_s=elapsed, wait_s=wait,
             user=row.get("User", ""), account=row.get("Account", ""),
         )  # fmt: skip
-        request = parse(marked) if (marked := find(row.get("Comment", ""))) else None
+        request = None
+        try:
+            request = parse(marked) if (marked := find(row.get("Comment", ""))) else None
+        except RequestError:
+            self.malformed.append(job.job_id)
         self.states[row.get("State", "").split(" ")[0]] += 1
         self.days.append(_day(submit))
         if request is None:
@@ -69,11 +80,18 @@ class Reader:
         running = self.states["RUNNING"] + self.states["SUSPENDED"]
         if running:
             found.append(f"{running} still ran when this was recorded: taken to end then")
+        if self.malformed:
+            found.append(f"{some(self.malformed)} with an elastic request that is malformed: taken to be rigid")
         words = {"COMPLETED", "RUNNING", "SUSPENDED", ""}
         short = ", ".join(f"{n} {state}" for state, n in sorted(self.states.items()) if state not in words)
         if short:
             found.append(f"not COMPLETED: {short}; taken to have done all their work when they ended")
         return found
+
+
+def some(names: Sequence[str]) -> str:
+    """How many there are, and the first three: "4 (7, 9, 12, ...)"."""
+    return f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
 
 
 def complete(header: Iterable[str]) -> bool:
@@ -113,8 +131,9 @@ def fitted(header: Sequence[str], row: list[str]) -> Iterator[list[str]]:
             yield [*row[:at], "|".join(row[at : at + more + 1]), *row[at + more + 1 :]]
 
 
-def from_json(text: str, name: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """(where, columns, cells) of each job of `sacct --json`, as --parsable2 would print them. Raises TraceError."""
+def from_json(text: str, name: str, unread: list[str]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """(where, columns, cells) of each job of `sacct --json`, as --parsable2 would print them; `unread` gets in
+    words what is no job. Raises TraceError for what is no list of jobs."""
     try:
         jobs = json.loads(text)["jobs"]
         if not isinstance(jobs, list):
@@ -126,8 +145,9 @@ def from_json(text: str, name: str) -> Iterator[tuple[str, list[str], list[str]]
         where = f"{name}: jobs[{index}]"
         try:
             row = _row(job)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise TraceError(f"{where}: not as sacct --json prints a job ({type(error).__name__}: {error})") from None
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            unread.append(f"{where}: not as sacct --json prints a job ({type(error).__name__}: {error})")
+            continue
         yield where, list(row), list(row.values())
 
 
@@ -166,7 +186,9 @@ def _gpus(tres: str) -> int:
 
 
 def _or_none(text: str, column: str) -> float | None:
-    return None if text in ("", "None", "Unknown", "0") else seconds(text, column)
+    """None for what Slurm writes where there is no time, such as the first day of 1970."""
+    at = 0.0 if text in ("", "None", "Unknown") else seconds(text, column)
+    return at if at > 86400 else None
 
 
 def seconds(text: str, column: str) -> float:

@@ -121,7 +121,7 @@ def test_whose_a_job_is_comes_with_it() -> None:
     lines = "JobID|User|Account|Submit|ElapsedRaw|AllocTRES\n1|ann|lab|2026-10-01T00:00:00|9|gres/gpu=1\n"
     tres = {"allocated": [{"type": "gres", "name": "gpu", "count": 2}]}
     job = {"job_id": 9, "user": "bob", "account": "opt", "state": {"current": "COMPLETED"},
-           "time": {"submission": 1, "elapsed": 5}, "tres": tres}  # fmt: skip
+           "time": {"submission": 1795336283, "elapsed": 5}, "tres": tres}  # fmt: skip
     own = "job_id,submit_s,program,gpus,duration_s,user,account\n1,0,compute,1,9,cyd,lab\n"
     found = [read(text)[0] for text in (lines, json.dumps({"jobs": [job]}), own, OWN)]
     assert [(row.user, row.account) for row in found] == [("ann", "lab"), ("bob", "opt"), ("cyd", "lab"), ("", "")]
@@ -254,8 +254,10 @@ def test_public_formats(text: str, first: TraceJob) -> None:
         (OWN + "c,1,compute,0,64,1\n", r"x\.csv:4: gpus is '0'; expected a number of 1 or more"),
         (OWN + "c,1,compute,nan,64,1\n", r"x\.csv:4: gpus is 'nan'"),
         (OWN.replace("duration_s", "until"), r"x\.csv:2: until is '300'; expected epochs or quality, or nothing"),
-        (SACCT + "104|x|yesterday|60|gres/gpu=1|\n", r"x\.csv:7: Submit is 'yesterday'; expected a time like"),
-        (SACCT + "104|x|2026-10-01T00:00:00|60|gres/gpu=1|elastic:gpus=9-1,batch=1-2\n", r"x\.csv:7: .*gpus"),
+        (
+            SACCT.partition("100|")[0] + "104|x|yesterday|60|gres/gpu=1|\n",
+            r"x\.csv: no jobs in it: 1 \(x\.csv:2: Submit is 'yesterday'; expected a time like [-0-9T:]+\) that cannot",
+        ),
         ("job_id,submit_s,program,gpus\n", r"x\.csv: no jobs"),
     ],
 )
@@ -263,6 +265,39 @@ def test_broken_rows_are_refused_with_their_line(text: str, words: str) -> None:
     """The message names file, line, the value and what was expected."""
     with pytest.raises(TraceError, match=words):
         read(text, "x.csv")
+
+
+@pytest.mark.parametrize(
+    ("row", "jobs", "note"),
+    [
+        ("9|t|2026-10-01T00:10:00|60|gres/gpu=1|elastic:gpus=2-8", 3, "1 (9) with an elastic request"),
+        ("9|t|2026-10-01T00:10:00|60|gres/gpu=1|elastic:gpus=9-1,batch=1-2", 3, "taken to be rigid"),
+        ("9|t|Unknown|60|gres/gpu=1|", 2, "1 jobs without a time of submission, left out"),
+        ("9|t|1970-01-01T01:00:00|60|gres/gpu=1|", 2, "1 jobs without a time of submission, left out"),
+        ("9|t|yesterday|60|gres/gpu=1|", 2, "1 (x.csv:7: Submit is 'yesterday'; expected a time"),
+        ("9|t|2026-10-01T00:10:00|-60|gres/gpu=1|", 2, "1 (x.csv:7: ElapsedRaw is '-60'"),
+        ("9|t|2026-10-01T00:10:00|60|gres", 2, "1 (x.csv:7: 5 columns; expected 6"),
+        ("9.batch||2026-10-01T00:10:00|60|gres/gpu=1|", 2, ""),
+        ("\n".join(f"{i}|t|x|6|gres/gpu=1|" for i in range(9)), 2, "2026-11-20T13:20:41, ...) that cannot be read"),
+    ],
+)  # fmt: skip
+def test_one_odd_row_of_sacct_leaves_the_others(row: str, jobs: int, note: str) -> None:
+    """What users or the database have made odd is left out, or taken for a rigid job; the notes count and name it."""
+    found = load(SACCT + row + "\n", "x.csv")
+    assert len(found.jobs) == jobs
+    assert note in "; ".join(found.notes), found.notes
+    assert not any(said.startswith("0 ") or said.startswith(", ") for said in found.notes)
+    assert len(found.notes) == 3 + bool(note)
+
+
+def test_one_odd_job_of_json_leaves_the_others() -> None:
+    """Without times, or without a state."""
+    job = {"job_id": 9, "state": {"current": ["COMPLETED"]}, "time": {"submission": 1795336283, "elapsed": 5},
+           "tres": {"allocated": [{"type": "gres", "name": "gpu", "count": 2}]}}  # fmt: skip
+    odd = [{"job_id": 7}, {**job, "job_id": 8, "state": {"current": []}}]
+    found = load(json.dumps({"jobs": [*odd, job]}))
+    assert [row.job_id for row in found.jobs] == ["9"]
+    assert "2 (trace: jobs[0]: not as sacct --json prints a job (KeyError: 'time'), trace: jobs[1]" in found.notes[0]
 
 
 def test_a_measured_program() -> None:
