@@ -59,8 +59,8 @@ def load(text: str, name: str = "trace") -> Trace:
 
 
 def _trace(rows: Iterable[tuple[str, list[str], list[str]]], reader: Reader, name: str, unread: list[str]) -> Trace:
-    """`rows`: (where, header, cells). Components of a heterogeneous job are one job, wherever they stand. `unread`: in words
-    what cannot be read of sacct."""
+    """`rows`: (where, header, cells). Components of a heterogeneous job are one job, wherever they stand. `unread`: in
+    words what cannot be read of sacct."""
     jobs, left_out = dict[str, TraceJob](), Counter[str]()
     for where, header, cells in rows:
         try:

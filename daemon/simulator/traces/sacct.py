@@ -1,5 +1,5 @@
-"""Jobs from sacct: `--parsable2` with its columns in any order, or `--json`. Promise: pure; nothing is left out unsaid, and one
-row that users or the database have made odd never ends the reading.
+"""Jobs from sacct: `--parsable2` with its columns in any order, or `--json`. Promise: pure; nothing is left out unsaid,
+and one row that users or the database have made odd never ends the reading.
 
 A job could start from its Eligible time on: one that was held, or depended on another, was not in the queue before.
 """
