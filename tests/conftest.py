@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,10 +25,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Why a test needed a second go: else nobody sees it where the second one passes."""
+    """Why a test needed a second go, else nobody sees it where the second one passes; and what each module took."""
     for report in terminalreporter.stats.get("rerun", ()):
         terminalreporter.section(f"first go of {report.nodeid}")
         terminalreporter.write_line(report.longreprtext)
+    seconds = Counter[str]()
+    for report in (one for some in terminalreporter.stats.values() for one in some):
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section(f"seconds by module; those under a second are left out of {len(seconds)}")
+    for module, took in seconds.most_common():
+        if took >= 1:
+            terminalreporter.write_line(f"{took:8.1f} {module}")
 
 
 @pytest.fixture(scope="session")
