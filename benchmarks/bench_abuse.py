@@ -46,7 +46,7 @@ from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
 from slurm_elastic.daemon.slurm import CommandClient
-from slurm_elastic.protocol import munge
+from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.codec import VERSION, to_json
 from slurm_elastic.protocol.errors import ElasticError

@@ -12,7 +12,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.protocol import munge
+from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.shared_secret import Verifier
 from slurm_elastic.protocol.errors import ConfigError, NotAllowed
 

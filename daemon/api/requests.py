@@ -21,10 +21,10 @@ from starlette.responses import JSONResponse, Response
 from slurm_elastic.protocol import codec
 from slurm_elastic.protocol.api import answer_proof
 from slurm_elastic.protocol.api.answer_proof import NONCE, PROOF
+from slurm_elastic.protocol.api.munge import MungeError
 from slurm_elastic.protocol.api.routes import MAX_JOB_ID, MAX_JOBS, Caller, Route
 from slurm_elastic.protocol.codec import MAX_BODY, Within
 from slurm_elastic.protocol.errors import ElasticError, NotAllowed, NotFound, SlurmError, StoreError, TooOften
-from slurm_elastic.protocol.munge import MungeError
 
 from .auth import Unauthenticated
 

@@ -74,7 +74,7 @@ def exit_status(error: ElasticError) -> int:
 
 def _munge_is_away(error: ElasticError) -> bool:
     """Without munged no way leads to selasticd; a credential that it refuses is a refusal."""
-    from slurm_elastic.protocol.munge import CredentialRefused, MungeError
+    from slurm_elastic.protocol.api.munge import CredentialRefused, MungeError
 
     return isinstance(error, MungeError) and not isinstance(error, CredentialRefused)
 

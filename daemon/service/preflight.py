@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from slurm_elastic.db.migrate import probe
-from slurm_elastic.protocol import munge
+from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, SlurmError
 
 from ..api.auth import Authenticator

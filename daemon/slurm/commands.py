@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
-from slurm_elastic.protocol import munge
+from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable, SlurmUnreachable
 
 from . import accounting, arguments, fair_share, parse, pending_resize, site

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from .. import munge
 from ..codec import to_json
 from ..errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed, NotFound
-from . import answer_proof, shared_secret
+from . import answer_proof, munge, shared_secret
 from .answer_proof import NONCE, PROOF
 from .connections import TlsConnection, UnixConnection, connection_to
 from .routes import ROUTES, Route

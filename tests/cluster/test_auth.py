@@ -29,7 +29,7 @@ from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.service.daemon import Daemon
 from slurm_elastic.daemon.slurm import CommandClient
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol import munge
+from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.client import Client, TokenRefused
 from slurm_elastic.protocol.codec import VERSION, to_json
 from slurm_elastic.protocol.errors import NotAllowed, NotFound

@@ -17,7 +17,7 @@ from second_user import SecondUser, second_user
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
-from slurm_elastic.protocol import munge
+from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.codec import VERSION, to_json
 from slurm_elastic.protocol.errors import NotAllowed
 from slurm_elastic.protocol.messages import Phase, Piece, Registration

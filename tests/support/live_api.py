@@ -22,7 +22,7 @@ from slurm_elastic.daemon.reports.answers import Health, ModelsInUse
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol import munge
+from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.shared_secret import Verifier
 
 

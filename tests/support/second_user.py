@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-from slurm_elastic.protocol import munge
+from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import ElasticError
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from slurm_elastic.protocol import munge
+from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.errors import SlurmError
 from slurm_elastic.protocol.messages import Shape
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from slurm_elastic.protocol import codec
 from slurm_elastic.protocol.api import routes
 from slurm_elastic.protocol.api.client import Busy, Client, MessageRefused
+from slurm_elastic.protocol.api.munge import MungeError
 from slurm_elastic.protocol.api.routes import ResizeQuery
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed
 from slurm_elastic.protocol.messages import (
@@ -31,7 +32,6 @@ from slurm_elastic.protocol.messages import (
     Reports,
     Resize,
 )
-from slurm_elastic.protocol.munge import MungeError
 
 MAX_REPORTS = 1000
 MAX_PHASES = 200

@@ -14,7 +14,8 @@ import pytest
 from slurm_elastic.daemon.cli import documents, main, manual, parser
 from slurm_elastic.daemon.config import reference, settings
 from slurm_elastic.daemon.text.reasons import Reason
-from slurm_elastic.protocol import errors, munge, request
+from slurm_elastic.protocol import errors, request
+from slurm_elastic.protocol.api import munge
 
 LOOK_UPS = [
     *(["--help"], ["--version"], ["status", "--helpformat"], ["acct", "--helpformat"], ["events", "--helpformat"]),

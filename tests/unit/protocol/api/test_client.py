@@ -18,9 +18,8 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.protocol import munge
 from slurm_elastic.protocol.api import client as client_module
-from slurm_elastic.protocol.api import routes, shared_secret
+from slurm_elastic.protocol.api import munge, routes, shared_secret
 from slurm_elastic.protocol.api.answer_proof import NONCE, PROOF, prove, proven
 from slurm_elastic.protocol.api.client import Busy, Client, TokenRefused
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed, NotFound

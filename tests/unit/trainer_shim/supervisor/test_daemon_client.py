@@ -12,11 +12,11 @@ from waiting import wait_until
 
 from slurm_elastic.protocol.api import routes
 from slurm_elastic.protocol.api.client import MessageRefused
+from slurm_elastic.protocol.api.munge import MungeError
 from slurm_elastic.protocol.api.routes import Route
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError
 from slurm_elastic.protocol.messages import Grant, Phase, Registration, Report, Resize
-from slurm_elastic.protocol.munge import MungeError
 from slurm_elastic.trainer_shim.supervisor.daemon_client import DaemonClient
 
 

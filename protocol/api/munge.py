@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import ElasticError, NotAllowed
+from ..errors import ElasticError, NotAllowed
 
 LIBRARY = "libmunge.so.2"
 DEFAULT_SLURM_CONF = "/etc/slurm/slurm.conf"
