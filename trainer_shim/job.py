@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from .data.loader import check_loader, mapped, source_of
 from .data.sampling import seed_all, whole
 from .loops.epochs import EpochLoop
 from .loops.iterations import OwnLoop, Share
+from .loops.leaving import failed, on_purpose
 from .numerics import batch as batches
 from .parallel.choice import check_has_values, strategy_of
 from .parallel.deterministic import prepare
@@ -99,6 +99,8 @@ class Job(JobProperties):
         self._epoch_loop = EpochLoop(session, self._own_loop)
         self._variables = 0
         self._begun = False
+        self._left = False
+        """The loop over the epochs is under way, or an error has left it."""
         self._onces = 0
         self.device: torch.device = session.device
         """Where this worker computes."""
@@ -265,6 +267,7 @@ class Job(JobProperties):
         epoch_loop.open = True
         joins = self._session.membership.source == "survivor"
         self._session.pass_boundary.enter(self._state.progress, joins, self.log)
+        self._left, over = True, False
         try:
             while self._state.progress.epoch < count and not epoch_loop.stopped:
                 epoch_loop.number = self._onces = 0
@@ -272,13 +275,16 @@ class Job(JobProperties):
                 if not epoch_loop.stopped:
                     self._state.progress.next_epoch()
                     self._session.pass_boundary.begin()
+            self._left, over = False, self._state.progress.epoch >= count
+        except GeneratorExit:
+            self._left = not on_purpose()
+            raise
         finally:
             epoch_loop.open = False
             self._session.pass_boundary.leave()
-            over = self._state.progress.epoch >= count
             if over:
                 self._session.pass_boundary.end()
-            if over or epoch_loop.stopped or isinstance(sys.exc_info()[1], GeneratorExit):
+            if not self._left:
                 self._session.finish(finished=over)
 
     def stop(self) -> None:
@@ -397,6 +403,8 @@ class Job(JobProperties):
         """Take leave of the group and of the supervisor; also called at exit."""
         atexit.unregister(self.close)
         self._own_loop.close()
+        if self._left and not failed():
+            self._session.finish(finished=False, together=False)
         if self._session.optimization is not None:
             self._session.optimization.end()
         self._session.close()

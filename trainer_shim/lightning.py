@@ -89,11 +89,15 @@ class ElasticStrategy(Strategy):
         return distributed._all_gather_ddp_if_available(tensor, group=group, sync_grads=sync_grads)
 
     def barrier(self, name: str | None = None) -> None:
-        if dist.is_initialized():
+        if self._in_world():
             dist.all_reduce(torch.zeros(()))
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        return objects.share(obj, src) if dist.is_initialized() else obj
+        return objects.share(obj, src) if self._in_world() else obj
+
+    def _in_world(self) -> bool:
+        """Not on the way out of an error, where callbacks may save: the other ranks are elsewhere."""
+        return dist.is_initialized() and not self.lightning_module.trainer.interrupted
 
     def setup_environment(self) -> None:
         super().setup_environment()

@@ -353,7 +353,6 @@ def _say(event: Message) -> None:
 
 def _child(order: Message, run_path: Callable[..., Any]) -> None:
     import atexit
-    import traceback
 
     code = 1
     try:
@@ -369,8 +368,9 @@ def _child(order: Message, run_path: Callable[..., Any]) -> None:
         code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        sys.last_type, sys.last_value = type(error), error  # as python does
+        sys.excepthook(type(error), error, error.__traceback__)
     finally:
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()

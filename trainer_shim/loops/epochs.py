@@ -20,6 +20,7 @@ from ..training.once import share
 from ..training.session import Session
 from ..world.agreement import TallyReader
 from .iterations import OwnLoop
+from .leaving import on_purpose
 
 MAX_FEEDS = 4
 """Datasets whose loader workers are kept."""
@@ -92,10 +93,11 @@ class EpochLoop:
                         "with a DataLoader of your own, in job.once()"
                     )
                 session.boundary()
-        except GeneratorExit:  # the loop was left early
-            if self.micro is not None and self._own_loop.models:
-                self._own_loop.batch_left(self.micro)
-            session.pass_boundary.begin()
+        except GeneratorExit:
+            if on_purpose():  # the loop was left early
+                if self.micro is not None and self._own_loop.models:
+                    self._own_loop.batch_left(self.micro)
+                session.pass_boundary.begin()
             raise
         finally:
             session.feed = self.micro = None

@@ -32,6 +32,7 @@ from ..training.optimizer_step import OptimizerSteps
 from ..training.session import Session
 from ..world import process_group as worlds
 from ..world.agreement import LARGEST_SAID, TallyReader, VoteExchange, attempt
+from .leaving import failed
 
 OF_ITERATION, OF_SHARE, OF_MICRO_BATCH = 2, 3, 4
 """What a seed is for, as its last counter."""
@@ -269,7 +270,7 @@ class OwnLoop:
 
     def batch_left(self, micro: Micro) -> None:
         """The script leaves the loop over the loader, perhaps behind the optimizer's step."""
-        if self._session.last_state.torn and not _failed():
+        if self._session.last_state.torn:
             self.batch_ended(micro)
         self._end_share()
 
@@ -367,15 +368,10 @@ class OwnLoop:
             self._handle = None
         if self._excepthook is not None:
             sys.excepthook = self._excepthook
-        if self._open and not self._over_data and not _failed():
+        if self._open and not self._over_data and not failed():
             if self._session.last_state.torn:  # left behind the optimizer's step
                 self._end_iteration()
             self._finish(finished=True)
-
-
-def _failed() -> bool:
-    """Whether an error has ended the script."""
-    return getattr(sys, "last_type", None) is not None
 
 
 class Share:

@@ -71,6 +71,8 @@ class Session:
         """A step whose norms have not been read yet."""
         self._stepped = False
         """This process has done a step."""
+        self._excepthook: Any = None
+        """What prints an error that ends the script."""
         self._lag = 1 if self.device.type == "cuda" else 0
         supervised = membership.client is not None
         self._leftovers = Leftovers(lambda: self.strategy, lambda: membership.world, supervised)
@@ -249,6 +251,8 @@ class Session:
     def begin(self) -> None:
         """Enter the first world, with the state that it starts from."""
         self._leftovers.begin()
+        if self.membership.client is not None:  # the process ends with the script, and the hook with it
+            self._excepthook, sys.excepthook = sys.excepthook, self._ended_by
         tuning, membership = self.tuning, self.membership
         micro = tuning.micro_batch or tuning.fitted
         limits = {
@@ -342,13 +346,16 @@ class Session:
         self.log(f"stopped by a signal at step {self.state.progress.step}; {written}")
         sys.exit(128 + 15)
 
-    def finish(self, finished: bool) -> None:
+    def finish(self, finished: bool, together: bool = True) -> None:
         """The training is over, or left: save it, and tell the supervisor; not after an error inside a step, nor by a
-        joiner before its first one: the others wait for it in that step, and nowhere else.
+        joiner before its first one: the others wait for it in that step, and nowhere else. together: every rank calls
+        this; else nobody is waited for.
 
         Raises TrainingError when it cannot be saved and there is no supervisor that says so at the end of the script.
         """
         if self.last_state.torn or (not finished and self._joins):
+            return
+        if not together and (self.world_switch.on_trial or self.model().sharded):
             return
         self.world_switch.settle()
         progress = self.state.progress
@@ -369,14 +376,18 @@ class Session:
         """Whether this worker has come to a world that trains, and has done no step of it."""
         return not self._stepped and self.membership.source == "survivor"
 
+    def _ended_by(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        """An error ends the script: said at once, for the others wait in the step until this process has ended, and its
+        error is why the world does not come about, or breaks."""
+        client, world = self.membership.client, self.membership.world
+        if client is not None and world is not None:
+            said = f"{kind.__name__}: {error}"[:500]
+            client.send({"type": "failed", "generation": world.generation, "error": said})
+            client.flush()
+        self._excepthook(kind, error, trace)
+
     def close(self) -> None:
         """Take leave of the group and of the supervisor."""
-        client, error = self.membership.client, getattr(sys, "last_value", None)
-        if client is not None and error is not None and self._joins:
-            # Before the others see that it is gone: its error is why the world does not come about.
-            said = f"{type(error).__name__}: {error}"[:500]
-            client.send({"type": "failed", "generation": self.world().generation, "error": said})
-            client.flush()
         self.trackers.close()
         if self.strategy is not None:
             self.strategy.disconnect()

@@ -101,7 +101,8 @@ class WorldSwitch:
         self._session = session
         self._left: LeftWorld | None = None
         self._before: StateBefore | None = None
-        self._on_trial = False
+        self.on_trial = False
+        """The world's first step is awaited, and the old one can still go on."""
         self._put_off = 0
         self.has_passes = True
         """Whether the training goes over a dataset again and again, with code of the script between the passes."""
@@ -217,8 +218,8 @@ class WorldSwitch:
             state_transfer.copy_to_joiners(state, world, holders, session.device, seconds)
         worlds.gather(world, 0)  # nobody computes while another one may still find that it cannot
         survivor = session.membership.source == "survivor"
-        self._on_trial = self.repeats_steps and survivor and not self._between_passes()
-        if self._on_trial:
+        self.on_trial = self.repeats_steps and survivor and not self._between_passes()
+        if self.on_trial:
             worlds.bound(world, session.membership.first_step_s)
         else:
             self._final()
@@ -229,7 +230,7 @@ class WorldSwitch:
     def settle(self) -> bool:
         """Before the first step of a world is taken: whether all ranks have got this far. False: the old one goes on,
         and the step is void. Every rank calls this."""
-        if not self._on_trial:
+        if not self.on_trial:
             return True
         session = self._session
         problem = session.membership.problem_in(lambda: worlds.gather(session.world(), 0))
@@ -240,7 +241,7 @@ class WorldSwitch:
         return True
 
     def _final(self) -> None:
-        self._on_trial = False
+        self.on_trial = False
         self._left = self._before = None
         worlds.bound(self._session.world())
 

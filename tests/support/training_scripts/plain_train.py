@@ -87,9 +87,7 @@ def before(phase: str, action: Callable[[], None]) -> None:
 def hiccup(phase: str) -> None:
     """Once, a connection of this process breaks, where the test has named the phase: of a change of worlds."""
     with contextlib.suppress(FileNotFoundError):
-        if HICCUP.read_text() == phase and (
-            phase not in ("forward", "backward") or job._session.world_switch._on_trial
-        ):
+        if HICCUP.read_text() == phase and (phase not in ("forward", "backward") or job._session.world_switch.on_trial):
             HICCUP.unlink()
             raise RuntimeError("connection reset by peer")
 

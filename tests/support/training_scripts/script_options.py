@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -41,6 +42,8 @@ class Pace:
     def __call__(self) -> None:
         time.sleep(self._args.pace)
         (job,) = shim._current
+        if os.environ.get("RAISE") == str(job.generation):
+            raise ValueError("this rank fails")
         if self._world == job.generation and self._args.hold_from <= job.global_step != self._step:
             self._wait(job._session.membership.client)
         self._world, self._step = job.generation, job.global_step

@@ -250,6 +250,13 @@ class WorldRolledBack:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """An error ends this worker, which is about to exit."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class JoinerLost:
     """A worker, or the whole of a companion, was lost before the new world's first step."""
 

@@ -53,6 +53,7 @@ class Restarts(Part):
             events.WorkerExit: self._exited,
             CulpritTimer: lambda event: self._restart(events.Restart(self._broken, EXIT_LOST)),
             events.WorkerLost: self._disconnected,
+            events.WorkerFailed: self._must_end,
             DisconnectedTimer: self._kill_disconnected,
         }
 
@@ -203,7 +204,7 @@ class Restarts(Part):
         context = self._context
         code = KILLED + event.signal if event.signal else event.code
         why = f"worker {worker.name} {_how(event)}"
-        if worker.error:
+        if worker.error and not event.raised:  # else its last lines say it
             why += f": {worker.error}"
         for line in event.tail:
             context.do(Print(f"  {worker.name}| {line}"))
@@ -222,10 +223,15 @@ class Restarts(Part):
 
     def _disconnected(self, event: events.WorkerLost) -> None:
         """A worker that nothing can be sent to any more has to end, unless it is about to anyway."""
+        worker = self._context.workers.get(event.worker)
+        if worker is not None and not worker.quiesced:
+            self._must_end(event)
+
+    def _must_end(self, event: events.WorkerLost | events.WorkerFailed) -> None:
+        """Others wait for it, and see that it is gone only when its process is."""
         context, worker, timer = self._context, self._context.workers.get(event.worker), DisconnectedTimer(event.worker)
-        if worker is None or worker.exited or worker.done or worker.quiesced or timer in context.timers:
-            return
-        context.timers.set(timer, context.now + context.limits.kill_s)
+        if worker is not None and not (worker.exited or worker.done) and timer not in context.timers:
+            context.timers.set(timer, context.now + context.limits.kill_s)
 
     def _kill_disconnected(self, event: DisconnectedTimer) -> None:
         worker = self._context.workers.get(event.worker)

@@ -65,6 +65,8 @@ class WorkerMessages(Part):
             if message.get("survived"):
                 worker.quiesced = False
                 context.emit(events.WorldRolledBack(generation, worker.error))
+            else:
+                context.emit(events.WorkerFailed(event.worker))
         elif kind == "done":
             worker.done, worker.finished = True, bool(message.get("finished"))
             context.emit(events.TrainingOver(message))

@@ -18,10 +18,8 @@ from worker_harness import NAMESPACE, Control, Zygote
 from slurm_elastic.trainer_shim.training import audit
 from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS
 
-SCRIPTS = {
-    name: Path(__file__).parents[3] / "support" / "training_scripts" / f"{name}_train.py"
-    for name in ("lightning", "transformers", "accelerate")
-}
+FOLDER = Path(__file__).parents[3] / "support" / "training_scripts"
+SCRIPTS = {name: FOLDER / f"{name}_train.py" for name in ("lightning", "transformers", "accelerate")}
 ROUNDING = {"lightning": 1e-12, "transformers": 1e-7, "accelerate": 1e-12}
 """A language model's loss is computed in single precision, whatever the model's is."""
 Start = Callable[..., Control]
@@ -40,7 +38,7 @@ def start(zygote: Zygote, tmp_path: Path) -> Iterator[Start]:
     controls: list[Control] = []
 
     def make(framework: str, *args: str) -> Control:
-        controls.append(Control(zygote, tmp_path, list(args), script=SCRIPTS[framework]))
+        controls.append(Control(zygote, tmp_path, list(args), script=FOLDER / f"{framework}_train.py"))
         return controls[-1]
 
     yield make
@@ -122,6 +120,41 @@ def test_a_sharded_training_resized_and_killed(
     assert control.exits(*"efg") == [0, 0, 0], control.story()
     assert audit.check(control.audit, samples=403, epochs=3).ok, control.story()
     compare(torch.load(tmp_path / "final.pt", weights_only=False), alone(framework), ROUNDING[framework])
+
+
+@pytest.mark.parametrize(
+    ("script", "after", "who"),
+    [
+        *((script, after, "first last") for script in ("plain", "own_epochs", "accelerate") for after in ("abc", "ab")),
+        *((script, "abc", "first") for script in ("own_loop", "lightning", "transformers")),
+    ],
+)
+def test_an_error_in_the_first_step_of_a_world_waits_for_nobody(
+    start: Start, script: str, after: str, who: str
+) -> None:
+    """2 -> 3 and 3 -> 2 workers, and in the first step of that world the last one, or the first, raises: it is said at
+    once, and its process ends while the others are in backward. Who has trained with it before goes back where a
+    joiner has failed."""
+    before = "ab" if after == "abc" else "abc"
+    for fails in [{"first": after[0], "last": after[-1]}[word] for word in who.split()]:
+        control = start(script, "--hold-from", "0", *(() if script == "own_loop" else ("--samples", "4003")))
+        control.spawn(*(name for name in before if name != fails))
+        if fails in before:
+            control.spawn(fails, RAISE="2")
+        control.ready(*before)
+        control.running(control.world(*before, source="fresh"))
+        for name in set(after) - set(before):
+            control.spawn(name, RAISE="2" if name == fails else "")
+            control.ready(name)
+        control.world(*after)
+        said = control.wait(lambda worker, m, name=fails: worker == name and m["type"] == "failed")
+        assert said["error"] == "ValueError: this rank fails" and not said.get("survived")
+        assert control.exits(fails, hold=True) == [1], control.story()
+        assert not [m for worker, m in control.said if m["type"] == "done" and worker == fails]
+        for name in before if script in ("plain", "accelerate") and fails not in before else ():
+            back = control.wait(lambda worker, m, name=name: worker == name and m["type"] == "failed")
+            assert back["survived"], control.story()
+        control.close()
 
 
 @pytest.mark.parametrize("framework", SCRIPTS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from supervisor_harness import BASE, Drive
+from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     CancelCompanion,
@@ -19,6 +19,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, Ru
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     AgentLost,
     AgentUp,
+    CompanionGranted,
     StepEnded,
     WorkerExit,
     WorkerLost,
@@ -194,6 +195,28 @@ def test_error_after_the_training_is_final() -> None:
         drive.say(worker, "done", step=9, samples=9, epoch=1, finished=True)
     drive(WorkerExit("10.n1.0", 1, raised=True))
     assert drive.exits() == [1]
+
+
+def test_worker_that_fails_and_does_not_end_is_killed() -> None:
+    """The others wait for it in the first step of a new world, and see only that its process is gone; then the old
+    world's nodes go on. One whose training is over has its time for exit handlers."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    drive.ready(drive.agents_up(COMPANION))
+    drive.quiesce(drive.members())
+    drive.say("10.n1.1", "failed", generation=2, error="OutOfMemoryError: 2 GiB")
+    assert not drive.wait(drive.context.limits.kill_s - 1)
+    drive.wait(2.0)
+    assert Kill("10.n1.1", (10, "n1")) in drive.fresh
+    drive(WorkerExit("10.n1.1", 0, signal=9))
+    assert drive.context.mode is Mode.RESTARTING and drive.context.pieces == (BASE,)
+    assert any("OutOfMemoryError: 2 GiB" in line.text for line in drive.every(Print))
+    drive = Drive().up()
+    drive.say("10.n1.1", "done", step=9, finished=True)
+    drive.say("10.n1.1", "failed", generation=1, error="ValueError: later")
+    drive.wait(drive.context.limits.kill_s + 1)
+    assert not drive.every(Kill)
 
 
 def test_worker_that_lost_its_line_is_killed() -> None:
