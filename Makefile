@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 .PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites test-hosts soak slurm ready clean hooks hooks-deps
 .PHONY: fuzz test-packages test-browser test-api test-exact test-kills test-torch test-python test-main-job test-scripts
 .PHONY: bench-fairness bench-optimizer bench-evolve bench-models bench-input bench-paper bench-simulator bench-ingest bench-pollux
-.PHONY: bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse bench-load soak-training soak-cluster soak-growth test-matrix
+.PHONY: test-gpu bench-gpu bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse bench-load soak-training soak-cluster soak-growth test-matrix
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -119,6 +119,16 @@ bench-abuse: slurm  ## what one hostile user costs the others' reports, status a
 bench-batch:  ## loss under random changes of the batch, by learning-rate rule
 bench-reports:  ## what reports cost a step
 bench-resize: slurm  ## the pause of a resize, beside a cold restart and torchrun
+
+# They need torch and this tree alone, of any Python that has torch (PYTHON=), and six minutes on one GPU. Named together
+# they are one run with one table: what fails in one does not keep the other from running. WITHOUT_GPU=skip: no error.
+OUT ?= build/gpu
+GPU_RUN = $(PYTHON) tests/gpu/runner.py --out $(OUT) $(GPU_ARGS)
+test-gpu:  ## checks on a real GPU: forks, NCCL, checkpoints (PYTHON= OUT= GPU_ARGS=)
+	@$(GPU_RUN) $(filter test-gpu bench-gpu,$(MAKECMDGOALS))
+
+bench-gpu:  ## figures of a real GPU: forming, overhead, pauses, step times (PYTHON= OUT= GPU_ARGS=)
+	@$(if $(filter test-gpu,$(MAKECMDGOALS)),:,$(GPU_RUN) bench-gpu)
 
 # SCRIPTS: a folder with checkouts of their repositories, by name; without it they are fetched, or the tests skipped.
 SCRIPTS ?=
