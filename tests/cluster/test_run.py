@@ -25,8 +25,8 @@ def start(empty_sandbox: Sandbox, tmp_path: Path) -> Iterator[Callable[..., Trai
     """start("-N1 --gres=gpu:2", "train.py 100 1 0", env) -> a submitted job."""
     tmp_path.chmod(0o755)
 
-    def submit(options: str, words: str, env: dict[str, str] | None = None) -> TrainingJob:
-        return TrainingJob(empty_sandbox, tmp_path, options, words, env or {})
+    def submit(options: str, words: str, env: dict[str, str] | None = None, script: str = "exec {run}") -> TrainingJob:
+        return TrainingJob(empty_sandbox, tmp_path, options, words, env or {}, script)
 
     yield submit
 
@@ -38,6 +38,22 @@ def test_trains_without_a_daemon(start: Callable[..., TrainingJob]) -> None:
     job.checked(200, 2)
     assert "4 workers (2 x 2 of base)" in job.text()
     assert "trained 400 samples" in job.text()
+
+
+def test_srun_in_front(start: Callable[..., TrainingJob]) -> None:
+    """Two tasks, on one node or on two, are refused in one sentence before anything starts; one task trains."""
+    lines = (
+        "srun -n2 -N1 {run} || echo refused with $?",
+        "srun -N2 {run} || echo refused with $?",
+        "exec srun -N1 -n1 {run}",
+    )
+    job = start("-N2 --gres=gpu:1 --ntasks-per-node=2", "train.py 200 1 0", script="\n".join(lines))
+    job.ends()
+    job.checked(200, 1)
+    text = job.text()
+    assert text.count("srun has started selastic run 2 times (SLURM_STEP_NUM_TASKS)") == 1, text
+    assert text.count("srun has started selastic run 4 times (SLURM_STEP_NUM_TASKS)") == 1, text
+    assert text.count("refused with 2\n") == 2 and text.count("generation 1: 2 workers") == 1, text
 
 
 def test_grows_by_a_companion_and_shrinks_in_place(start: Callable[..., TrainingJob], tmp_path: Path) -> None:

@@ -21,11 +21,12 @@ from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, RequestError
 from slurm_elastic.protocol.messages import Piece
 
-from ..control import cuda_backend, interfaces
+from ..control import copies, cuda_backend, interfaces
 from . import commands, job_dir, launchers
 from .daemon_client import DaemonClient
 from .driver import Supervisor
 from .launchers import Options
+from .lease import Lease
 from .parent import Parent
 from .slurm_job import SlurmJob
 from .state_machine.context import CHECKPOINT_S, RunLimits, SupervisorContext
@@ -36,6 +37,8 @@ EPILOG = """The script is run by the python that runs selastic, or by --python, 
 SIGTERM and Ctrl-C: a checkpoint is written, then the run ends. SIGUSR1 (#SBATCH --signal=B:USR1@120 with
 `exec selastic run ...` as the script's last line): a checkpoint is written and the training goes on until Slurm ends
 it. The same command with the same job directory goes on from the newest checkpoint."""
+
+COPIES = "accepted: selastic run alone, which starts a worker per GPU on all nodes itself"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,6 +105,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run to the end; the exit code is the training's."""
+    if why := copies.refusal(os.environ, "selastic run", COPIES):
+        if not copies.is_first(os.environ):  # said once
+            return 2
+        raise ConfigError(why)
     if args.dry_run:
         return _run(args)
     again = [sys.executable, *sys.orig_argv[1:]]
@@ -220,6 +227,7 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
     open_files.raise_limit()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader of our output that has gone away is no reason to end
     job_dir.create(options.job_dir)
+    lease = Lease(options.job_dir, str(jobs[0].job_id) if jobs else "", int(os.environ.get("SLURM_RESTART_COUNT") or 0))
     options = replace(options, env={**options.env, "SELASTIC_MARK": job_dir.mark(options.job_dir)})
     if options.audit:
         Path(options.audit).mkdir(parents=True, exist_ok=True)
@@ -244,7 +252,8 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
     )
     has_daemon = jobs or "SELASTIC_URL" in os.environ or "SELASTIC_CLIENT_CONF" in os.environ
     connect = functools.partial(DaemonClient, Client(), pieces[0].slurm_job_id)
-    return Supervisor(options, Machine(context), launcher, connect if has_daemon and not args.no_daemon else None).run()
+    daemon = connect if has_daemon and not args.no_daemon else None
+    return Supervisor(options, Machine(context), launcher, daemon, lease).run()
 
 
 def _command(args: argparse.Namespace) -> tuple[str, ...]:

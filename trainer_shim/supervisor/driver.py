@@ -30,6 +30,7 @@ from ..node.reach import Listener
 from . import job_dir, left_logs
 from .daemon_client import Connect
 from .launchers import Options, StartLauncher
+from .lease import RENEW_S, Lease
 from .state_machine import actions, events
 from .state_machine.machine import Machine
 
@@ -51,8 +52,10 @@ class Supervisor:
         machine: Machine,
         launcher: StartLauncher,
         connect: Connect | None,
+        lease: Lease | None = None,
     ) -> None:
-        self._options, self._machine = options, machine
+        """lease: on the job directory; None where nobody else can have it."""
+        self._options, self._machine, self._lease = options, machine, lease
         self._loop = Loop()
         self._key = job_key.make()
         self._disk, self._output = BackgroundWriter(), BackgroundWriter()
@@ -91,13 +94,28 @@ class Supervisor:
         self._loop.on_signal(signal.SIGINT, lambda: self._event(events.JobTerminating(end_s, stop=True, code=130)))
         self._loop.on_signal(signal.SIGUSR1, lambda: self._event(events.JobTerminating(60.0, stop=False)))
         self._perform(self._machine.start(time.monotonic()))
+        self._wait_to_renew()
         self._loop.run()
         if self._daemon is not None and not self._daemon.close():
             self._print("selasticd did not take the last messages")
         self._server.close()
+        if self._lease is not None:
+            self._disk.do(self._lease.give_back, lambda error: None, 0.0)
         self._disk.close(LAST_LINES_S)
         self._output.close(LAST_LINES_S)
         return 1 if self._code is None else self._code
+
+    def _wait_to_renew(self) -> None:
+        self._loop.after(RENEW_S, self._renew)
+
+    def _renew(self) -> None:
+        """A disk that is slow, or fails, ends no training: others only see that the lease is silent."""
+
+        def renew() -> None:
+            ours = self._lease is None or self._lease.renew()
+            self._loop.call(self._wait_to_renew if ours else lambda: self._event(events.DirectoryTaken()))
+
+        self._disk.do(renew, lambda error: self._loop.call(self._wait_to_renew), 0.0)
 
     # --- events -----------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ import torch
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.protocol.json_lines import Message
 
-from ..control import interfaces, job_key
+from ..control import copies, interfaces, job_key
 from ..control.worker_client import EXIT_LOST, ComingWorld, WorkerClient, leave_lost
 from . import process_group as worlds
 from .agreement import EMPTY_VOTE, Vote
@@ -50,6 +50,11 @@ class LeftWorld:
         return Gate(again, f".{self.coming.generation}")
 
 
+ALONE = "accepted: selastic run, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them"
+NO_WORKER = (
+    "join() was called in a process that a worker of selastic run has started (torchrun behind it, or "
+    "multiprocessing.spawn); accepted: join() in the script itself, which selastic run starts once per GPU"
+)
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 BROKEN_WORDS = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "timed out", "socket")
 
@@ -73,10 +78,15 @@ class Membership:
         self.world: World | None = None
         if control:
             opens = functools.partial(open_store, listen=environ.get("SELASTIC_LISTEN", ""))
-            self.client = WorkerClient(control, job_key.take(environ), self.worker, opens)
+            key = job_key.take(environ)
+            if not key:
+                raise TrainingError(NO_WORKER)
+            self.client = WorkerClient(control, key, self.worker, opens)
         elif "RANK" in environ and "WORLD_SIZE" in environ:
             self.world = worlds.in_units(worlds.from_environment(), unit)
         else:
+            if why := copies.refusal(environ, "this script", ALONE):
+                raise TrainingError(why)
             self.world = worlds.in_units(World(generation=0, rank=0, size=1, grouped=False), unit)
         self._interface_set = GLOO_INTERFACE in environ
         self.local_rank = 0 if control else int(environ.get("LOCAL_RANK", "0"))

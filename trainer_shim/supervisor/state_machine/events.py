@@ -163,6 +163,10 @@ class JobTerminating(Event):
     code: int = 143
 
 
+class DirectoryTaken(Event):
+    """Another supervisor has taken the job directory over."""
+
+
 # --- follow-ups: what has happened ------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurm_elastic.protocol.json_lines import Message
 
+from ...control.worker_client import EXIT_LOST
 from . import events
 from .actions import Exit, Print, Send
 from .context import Handlers, Mode, Part, SupervisorContext
@@ -34,6 +35,7 @@ class JobEnd(Part):
             events.TrainingOver: self._training_over,
             events.EndIfOver: lambda event: self._end_if_over(),
             events.JobTerminating: self._terminating,
+            events.DirectoryTaken: self._taken,
             events.WorldRuns: self._world_runs,
             events.CheckpointSaved: self._saved,
             events.CheckpointFailed: self._failed,
@@ -83,6 +85,11 @@ class JobEnd(Part):
             self._save_now(event.deadline_s)
         else:
             self._owed_s = event.deadline_s
+
+    def _taken(self, event: events.DirectoryTaken) -> None:
+        """The other one trains from the same checkpoints: nothing more is written there."""
+        self._context.do(Print("another supervisor has taken this job directory over, ending without a checkpoint"))
+        self._context.end(EXIT_LOST)
 
     def _world_runs(self, event: events.WorldRuns) -> None:
         """It owes the checkpoint that was asked for when there was none."""

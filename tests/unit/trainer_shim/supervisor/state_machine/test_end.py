@@ -18,6 +18,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     AgentLost,
+    DirectoryTaken,
     JobTerminating,
     NodeTerminating,
     StepEnded,
@@ -230,3 +231,11 @@ def test_a_training_without_checkpoints_is_told_once() -> None:
     for _ in range(3):
         drive.wait(600.0)
     assert told() == 2
+
+
+def test_a_directory_that_another_supervisor_has_taken_is_left_alone() -> None:
+    """Slurm has started the job elsewhere, say: the end comes at once, and asks for no checkpoint."""
+    drive = Drive().up()
+    drive(DirectoryTaken())
+    assert drive.exits() == [EXIT_LOST]
+    assert not [action for action in drive.new(Send) if action.message["type"] in ("hurry", "checkpoint")]
