@@ -55,7 +55,9 @@ def worker(out: str, device: str) -> None:
                 for _ in range(steps):
                     step(*fetch())
             torch.cuda.set_sync_debug_mode("default")
-            waits.extend(f"{Path(w.filename).name}:{w.lineno}" for w in caught if "synchron" in str(w.message))
+            waits.extend(
+                f"{Path(w.filename).name}:{w.lineno}" for w in caught if "called a synchronizing" in str(w.message)
+            )
         real_block(timer, steps, fetch, step)
 
     step_train.Timer.block = block_of  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from checking import STAND_IN, Check, arm, run_elastic, scratch, synchronize, used_mb
+from checking import STAND_IN, Check, arm, left_s, run_elastic, scratch, synchronize, used_mb
 
 from slurm_elastic.trainer_shim.node import agent
 
@@ -99,7 +99,7 @@ def main() -> None:
             out = folder / "found.json"
             env = {} if told is None else {"CUDA_VISIBLE_DEVICES": told}
             words = ["worker", str(out), check.device.type]
-            run_elastic(Path(__file__), words, 1, folder, ",".join(modules), **env)
+            run_elastic(Path(__file__), words, 1, folder, ",".join(modules), left_s() / 2 + 1, **env)
             found = json.loads(out.read_text())
             text = f"devices {found['visible']!r}, first use {found['seconds']:.2f} s"
             check.figure(f"worker of selastic run, told {told!r}", text, bool(found["right"]), "right result")

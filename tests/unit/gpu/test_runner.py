@@ -120,7 +120,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, without: str, code: int) -> No
     )
     assert (answer.returncode, answer.stderr) == (
         code,
-        "no GPU that torch can use; --device cpu tries the checks without one\n",
+        "no GPU to check on: torch 0 finds none; --device cpu tries the checks without one\n",
     )
 
 
