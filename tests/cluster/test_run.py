@@ -16,6 +16,7 @@ from waiting import wait_until
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.slurm import CommandClient, Size
 from slurm_elastic.protocol.messages import Piece, Shape
+from slurm_elastic.trainer_shim.supervisor import job_dir
 
 ROOT = Path(__file__).parents[2]
 
@@ -151,23 +152,42 @@ def test_base_that_is_killed_leaves_no_companion(start: Callable[..., TrainingJo
         wait_until(lambda: not job.others(), 40, job.others)
 
 
-def test_requeued_at_another_size_it_goes_on_from_its_checkpoint(start: Callable[..., TrainingJob]) -> None:
-    """As selasticd requeues: told to end it writes a checkpoint; on two nodes, not one, it finds its directory and goes
-    on from there, every sample seen once."""
-    job = start("-N1 --gres=gpu:2", "train.py 8000 1 0.1")
+def test_put_back_at_another_size_and_preempted_it_goes_on(start: Callable[..., TrainingJob], tmp_path: Path) -> None:
+    """A directory that an earlier Slurm's job of this number has left is not the job's. As selasticd requeues it writes
+    a checkpoint, and on two nodes, not one, it finds its own directory and goes on from there; so it does when a job
+    of a higher tier takes its nodes, and every sample is seen once."""
+    job = start("-N1 --gres=gpu:2 --hold", "train.py 8000 1 0.1")
+    foreign = tmp_path / ".selastic" / str(job.id)
+    for name in ("logs", "checkpoints/step-000000000060"):
+        (foreign / name).mkdir(parents=True)
+    (foreign / "checkpoints/step-000000000060/checkpoint.json").write_text("{}")
+    command = ("train.py", "8000", "1", "0.1")
+    job_dir.write(foreign, job_dir.Run(command, "sandbox", 9, "2025-01-01T00:00:00"))
+    job.slurm("scontrol", "release", str(job.id))
     slurm = CommandClient(job.sandbox.env["SLURM_CONF"])
-    job.says("generation 1: 2 workers")
+    job.says("generation 1: 2 workers (1 x 2 of base), from fresh")
     slurm.requeue(job.id)
+    _comes_back(job, slurm, Size(2, 2))
+    assert list(job.folder.glob(f".selastic/{job.id}-2/checkpoints/step-*/checkpoint.json")), job.text()
+    job.says("generation 2: 4 workers (2 x 2 of base), from checkpoint", 90)
+    job.slurm("scontrol", "create", "PartitionName=urgent", "Nodes=n[1-8]", "State=UP", "PriorityTier=20")
+    urgent = job.slurm("sbatch", "--parsable", "-purgent", "-N8", "--gres=gpu:4", "-o/dev/null", "--wrap", "sleep 600")
+    wait_until(lambda: job.field("Restarts") == "2", 60, job.text)
+    job.slurm("scancel", urgent.strip())
+    _comes_back(job, slurm, Size(2, 2))
+    job.says("generation 3: 4 workers (2 x 2 of base), from checkpoint", 90)
+    wait_until(lambda: job.sandbox.run(["scontrol", "delete", "PartitionName=urgent"]).returncode == 0)
+    job.go()
+    job.ends()
+    job.checked(8000, 1)
+
+
+def _comes_back(job: TrainingJob, slurm: CommandClient, size: Size) -> None:
+    """A job that was put back starts at this size, without the two minutes that Slurm lets it wait."""
     wait_until(lambda: job.field("JobState") == "PENDING", 60, lambda: job.field("JobState"))
     settled = time.time() + 2.0  # as Slurm demands: see SlurmClient.resize_waiting
     wait_until(lambda: time.time() > settled)
-    assert list(job.folder.glob(".selastic/*/checkpoints/step-*/checkpoint.json")), job.text()
-    slurm.resize_waiting(job.id, Size(2, 2))
-    job.says("generation 2: 4 workers", 90)
-    job.go()
-    job.ends()
-    assert "from checkpoint" in job.text()
-    job.checked(8000, 1)
+    slurm.resize_waiting(job.id, size)
 
 
 def test_component_is_dropped(start: Callable[..., TrainingJob], tmp_path: Path) -> None:

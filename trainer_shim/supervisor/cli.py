@@ -6,6 +6,7 @@ Works inside a Slurm batch job and, without Slurm, on one machine. `--dry-run` o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import shlex
@@ -130,7 +131,8 @@ def _run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--srun-options {shlex.join(args.srun_options)} is for jobs of Slurm; this is none")
     pieces = launchers.slurm_pieces(jobs, args.nproc) if jobs else (launchers.local_piece(env, args.nproc),)
     interface = args.interface or env.get("SELASTIC_INTERFACE", "")
-    place = job_dir.choose(env, command, args.job_dir, jobs[0].work_dir if jobs else "")
+    own = (jobs[0].work_dir, jobs[0].submitted, jobs[0].restarts) if jobs else ()
+    place = job_dir.choose(env, command, args.job_dir, *own)
     options = Options(
         command=command,
         job_dir=place,
@@ -143,6 +145,7 @@ def _run(args: argparse.Namespace) -> int:
             **(interface_env(interface, env) if jobs else {}),
         },
         cluster=job_dir.cluster(env),
+        submitted=jobs[0].submitted if jobs else "",
         nproc=args.nproc,
         batch=args.batch,
         request="" if asked == comment else asked,  # the daemon reads the comment itself
@@ -227,11 +230,14 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
     open_files.raise_limit()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader of our output that has gone away is no reason to end
     job_dir.create(options.job_dir)
-    lease = Lease(options.job_dir, str(jobs[0].job_id) if jobs else "", int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+    lease = Lease(options.job_dir, *((str(jobs[0].job_id), jobs[0].restarts) if jobs else ()))
     options = replace(options, env={**options.env, "SELASTIC_MARK": job_dir.mark(options.job_dir)})
     if options.audit:
         Path(options.audit).mkdir(parents=True, exist_ok=True)
     earlier = job_dir.read(options.job_dir)
+    if earlier is None:  # from now on the directory is this job's
+        with contextlib.suppress(OSError):  # a full disk is told when there is a generation to record
+            job_dir.write(options.job_dir, job_dir.Run(options.command, options.cluster, 0, options.submitted))
     context = SupervisorContext(
         pieces,
         batch=args.batch,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -26,6 +27,7 @@ from ..control import job_key
 from ..control.background_writer import BackgroundWriter
 from ..control.event_loop import Children, Loop
 from ..control.server import ControlServer
+from ..control.worker_client import EXIT_LOST
 from ..node.reach import Listener
 from . import job_dir, left_logs
 from .daemon_client import Connect
@@ -219,7 +221,7 @@ class Supervisor:
 
     def _record_generation(self, action: actions.RecordGeneration) -> None:
         place, number = self._options.job_dir, action.generation
-        run = job_dir.Run(self._options.command, self._options.cluster, number)
+        run = job_dir.Run(self._options.command, self._options.cluster, number, self._options.submitted)
 
         def failed(error: OSError) -> None:
             self._print(f"generation {number} could not be recorded in {place}: {error}")
@@ -271,6 +273,10 @@ class Supervisor:
 
     def _exit(self, action: actions.Exit) -> None:
         self._code = action.code
+        context = self._machine.context
+        if action.code not in (0, EXIT_LOST) and context.saved_step is not None:
+            place = shlex.quote(str(self._options.job_dir))
+            self._print(f"in a new job, the same command with --job-dir {place} goes on from {context.origin()}")
         self._launcher.close(self._wait_for_steps)
         self._loop.after(GOODBYE_S, self._waited_enough)
 

@@ -6,6 +6,8 @@ gets one of its own. The directory has to be on a file system that all nodes of 
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import re
@@ -29,6 +31,8 @@ class Run:
     command: tuple[str, ...]
     cluster: str
     generation: int = 0
+    submitted: str = ""
+    """When its job was, as Slurm writes it."""
 
 
 def cluster(env: Mapping[str, str]) -> str:
@@ -36,12 +40,20 @@ def cluster(env: Mapping[str, str]) -> str:
     return env.get("SLURM_CLUSTER_NAME", "") if "SLURM_JOB_ID" in env else ""
 
 
-def choose(env: Mapping[str, str], command: Sequence[str], given: str | None, work_dir: str = "") -> Path:
+def choose(
+    env: Mapping[str, str],
+    command: Sequence[str],
+    given: str | None,
+    work_dir: str = "",
+    submitted: str = "",
+    restarts: int = 0,
+) -> Path:
     """The directory for this command, which may hold an earlier part of it. Nothing is created.
 
     In a Slurm job it lies under the job's working directory, where its output goes too. A directory of another
     command, of another cluster's job with the same id, or that others can write to, is left alone and the next number
-    taken.
+    taken. So is one of a job that was submitted at another time: ids begin anew when a Slurm does. Slurm changes that
+    time only when it puts a job back into the queue; after that, `restarts` > 0, the last directory is the job's own.
     Without Slurm, and without `given`, it is always a new one: only who names the directory wants to go on.
     """
     if given:
@@ -50,14 +62,30 @@ def choose(env: Mapping[str, str], command: Sequence[str], given: str | None, wo
     parent = Path(work_dir or env.get("SLURM_SUBMIT_DIR") or Path.cwd()) / ".selastic"
     if not job_id:
         return parent / f"local-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    number = 1
-    while True:
+    found: list[tuple[bool, Path]] = []
+    for number in itertools.count(1):
         place = parent / (job_id if number == 1 else f"{job_id}-{number}")
+        new = not place.exists()
         if not own_files.foreign(place):
             earlier = read(place)
             if earlier is None or (earlier.command, earlier.cluster) == (tuple(command), cluster(env)):
-                return place
-        number += 1
+                found.append((earlier is None or _of_run(place, earlier, submitted), place))
+        if new:
+            break
+    *earlier_ones, (_, first_free) = found
+    if restarts and earlier_ones:
+        return earlier_ones[-1][1]
+    return next((place for own, place in earlier_ones if own), first_free)
+
+
+def _of_run(place: Path, earlier: Run, submitted: str) -> bool:
+    """Whether the job that was submitted then, as Slurm writes it, has made this record. One of a build that did not
+    note it counts if it is younger."""
+    if earlier.submitted or not submitted:
+        return submitted in ("", earlier.submitted)
+    with contextlib.suppress(OSError, ValueError):
+        return (place / RECORD).stat().st_mtime >= time.mktime(time.strptime(submitted, "%Y-%m-%dT%H:%M:%S"))
+    return True
 
 
 def create(place: Path) -> None:
@@ -94,7 +122,8 @@ def read(place: Path) -> Run | None:
     """The record of an earlier part of this run; None when there is none."""
     try:
         values = json.loads((place / RECORD).read_text())
-        return Run(tuple(values["command"]), str(values["cluster"]), int(values["generation"]))
+        command, submitted = tuple(values["command"]), str(values.get("submitted", ""))
+        return Run(command, str(values["cluster"]), int(values["generation"]), submitted)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError):

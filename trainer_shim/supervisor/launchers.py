@@ -41,6 +41,8 @@ class Options:
     env: Mapping[str, str]
     """For the agents: the user's, scrubbed; the supervisor adds how it is reached."""
     cluster: str = ""
+    submitted: str = ""
+    """When the job was, as Slurm writes it."""
     nproc: int = 0
     batch: int = 0
     request: str = ""

@@ -43,6 +43,10 @@ class SlurmJob:
     end_time: str
     """As Slurm writes it; "Unknown" without a limit."""
     comment: str = ""
+    submitted: str = ""
+    """As Slurm writes it; since it was last put back into the queue."""
+    restarts: int = 0
+    """How often it was."""
 
     def piece(self, kind: str, workers: int = 0) -> Piece:
         """As a piece; `workers` per node takes the place of GPUs where the job has none.
@@ -100,6 +104,8 @@ def parse_job(text: str, job_id: int, expand: Expand) -> SlurmJob:
         # From 26.05 on OverSubscribe is NO for jobs that share nodes as well.
         exclusive=fields["Exclusive"] == "NODE" if "Exclusive" in fields else fields.get("OverSubscribe") == "NO",
         end_time=fields.get("EndTime", "Unknown"),
+        submitted=fields.get("SubmitTime", ""),
+        restarts=int(fields.get("Restarts") or 0),
         comment=comment.group(1) if (comment := _COMMENT.search(text)) else "",
     )
 

@@ -158,6 +158,12 @@ def test_a_request_without_a_rule_leaves_it_to_the_script(asked: str) -> None:
     }
 
 
+def test_when_a_job_was_submitted_and_how_often_it_was_put_back() -> None:
+    """As Slurm says it: a batch script's environment may be that of the shell it was submitted from."""
+    found = parse_job(f"{LINE} Restarts=2 SubmitTime=2026-11-20T15:00:00", 7, expand)
+    assert (found.restarts, found.submitted) == (2, "2026-11-20T15:00:00")
+
+
 def test_component_is_found_among_its_siblings() -> None:
     """Slurm shows all components when asked for the leader."""
     two = f"{LINE}\nJobId=8 HetJobId=7 HetJobOffset=1 Nodes=n4 CPU_IDs=0 Mem=0 GRES=gpu:1"
@@ -307,6 +313,32 @@ def test_job_directory_of_a_requeued_job_is_found_again(tmp_path: Path) -> None:
     assert job_dir.choose(env, ("eval.py",), None, str(tmp_path)).name == "7-2"
     assert job_dir.choose({**env, "SLURM_CLUSTER_NAME": "b"}, ("train.py",), None, str(tmp_path)).name == "7-2"
     assert job_dir.read(first) == job_dir.Run(("train.py",), "a", 3)
+
+
+def test_a_directory_of_an_earlier_slurms_job_of_this_number_is_left_alone(tmp_path: Path) -> None:
+    """Ids begin anew with a new Slurm, the same command of the same user would go on with a training of last year. What
+    tells them apart, the submit time, changes when Slurm puts a job back: then the last directory is the job's."""
+    env, command = {"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "a"}, ("train.py",)
+
+    def chosen(submitted: str, restarts: int = 0) -> str:
+        return job_dir.choose(env, command, None, str(tmp_path), submitted, restarts).name
+
+    def write(name: str, submitted: str) -> Path:
+        place = tmp_path / ".selastic" / name
+        job_dir.create(place)
+        job_dir.write(place, job_dir.Run(command, "a", 3, submitted))
+        return place
+
+    write("7", "2025-01-01T00:00:00")
+    assert chosen("2026-11-26T10:00:00") == "7-2"
+    write("7-2", "2026-11-26T10:00:00")
+    assert chosen("2026-11-26T10:00:00") == "7-2"  # its supervisor was killed, or a second command like the first
+    assert chosen("2026-11-26T12:00:00", restarts=1) == "7-2"
+    assert chosen("2026-11-26T12:00:00") == "7-3"
+    older = write("7-3", "")  # by a build that noted no time
+    assert chosen(time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - 60))) == "7-3"
+    os.utime(older / job_dir.RECORD, (0, 0))
+    assert chosen("2026-11-26T12:00:00") == "7-4"
 
 
 def test_newest_step_counts_complete_checkpoints_only(tmp_path: Path) -> None:

@@ -213,6 +213,8 @@ def test_sigterm_checkpoints_and_the_next_run_goes_on(start: Callable[..., Run],
     run.process.send_signal(signal.SIGTERM)
     assert run.wait() == 143, run.text()
     assert "written, ending" in run.text()
+    last = run.text().splitlines()[-1]
+    assert f"the same command with --job-dir {run.job_dir} goes on from the checkpoint of step " in last
     assert list(run.job_dir.glob("checkpoints/step-*/checkpoint.json"))
     (tmp_path / "go").touch()
     again = start(*words)
