@@ -61,6 +61,16 @@ def test_a_hand_over_pickles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert there_and_back(value) == value
 
 
+def test_values_arrive_where_there_is_no_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch does not ask for NumPy, and neither do we: without it Tensor.numpy() raises."""
+
+    def missing(*_: object) -> None:
+        raise RuntimeError("Numpy is not available")
+
+    monkeypatch.setattr(torch.Tensor, "numpy", missing)
+    assert decode(objects._taken(objects._tensor(encode({"a": [1, "b"]}, "call", 0))), "call", 0) == {"a": [1, "b"]}
+
+
 def test_what_a_stranger_sends_is_not_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It would run a command of theirs: not sealed, sealed with another key, and with our seal of something else."""
     monkeypatch.setattr(job_key, "_held", "key")
