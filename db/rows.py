@@ -13,8 +13,8 @@ from slurm_elastic.protocol.messages import Piece, Resize, ResizeTarget, Shape
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
 
-REQUEUE, BATCH = "requeue", "batch"
-"""Reasons of resizes whose pauses are of kinds of their own: the job starts again, or only its batch is another."""
+REQUEUE, BATCH, COMPANION_ENDS = "requeue", "batch", "companion_ends"
+"""Reasons of resizes of their own kinds: the job starts again, only its batch is new, a companion's time is over."""
 Mark = tuple[int, int, int, int, str, str, str]
 
 

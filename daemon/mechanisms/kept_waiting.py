@@ -1,7 +1,8 @@
 """Companions that Slurm keeps waiting for something else than nodes: withdrawn in the round in which it says so. Pure.
 
 Where the limits of the site, read anew, explain it, the job grows again at once as far as they allow; where they do not
-(a limit that is not known, a node that is gone), not before its backoff.
+(a limit that is not known, a node that is gone), not before its backoff. One whose nodes another job is to get before
+it would end may wait: its supervisor gives it less time.
 Limit: Slurm gives one reason of perhaps several.
 """
 
@@ -47,7 +48,15 @@ def kept_waiting(roster: Roster, resizes: Iterable[ResizeRow], but: Collection[i
         if job is None or resize.id in but or resize.state != ResizeState.SUBMITTED:
             continue
         own = (asked for asked, tag in job.queued if tag.resize == resize.id)
-        late = next((asked for asked in own if asked.reason not in RESOURCE_REASONS), None)
+        late = next((asked for asked in own if not _for_nodes(asked.reason)), None)
         if late is not None:
             found.append(KeptWaiting(resize, late))
     return found
+
+
+def _for_nodes(reason: str) -> bool:
+    return reason in RESOURCE_REASONS or reason == _PLANNED or reason.startswith(f"{_PLANNED}, UnavailableNodes:")
+
+
+_PLANNED = "ReqNodeNotAvail"
+"""What Slurm says of a companion that must get nodes planned for another job; a node that is down is `overtaken`."""

@@ -17,7 +17,7 @@ from slurm_elastic.protocol.messages import Piece
 
 from .. import schema
 from ..engine import Database
-from ..rows import BATCH, REQUEUE, AllocationRow, InUse, pieces_in, pieces_out
+from ..rows import BATCH, COMPANION_ENDS, REQUEUE, AllocationRow, InUse, pieces_in, pieces_out
 from .base import StorePart, record, upsert
 from .progress import Progress, advance, allocation_of
 
@@ -177,8 +177,9 @@ class Allocations(StorePart):
             return [record(AllocationRow, row) for row in connection.execute(query)]
 
     def resized_since(self, start: float) -> dict[int, tuple[float, ...]]:
-        """When a resize of ours began to train after `start`, by job, the earliest first; not of a batch alone."""
-        ours = _ROWS.c.start > start, _ROWS.c.resize > 0, _ROWS.c.reason != BATCH
+        """When a resize of ours began to train after `start`, by job, the earliest first; not of a batch alone, nor
+        for a companion whose time was over, which was foreseen."""
+        ours = _ROWS.c.start > start, _ROWS.c.resize > 0, _ROWS.c.reason.not_in((BATCH, COMPANION_ENDS))
         query = select(_ROWS.c.job_id, _ROWS.c.start).where(*ours)
         found: dict[int, tuple[float, ...]] = {}
         with self._db.read() as connection:

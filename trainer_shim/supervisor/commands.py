@@ -14,7 +14,7 @@ from pathlib import Path
 
 from slurm_elastic.protocol.messages import Piece, Shape
 
-from .slurm_job import SlurmJob
+from .slurm_job import Expand, SlurmJob
 
 _SLURM = ("SLURM", "SBATCH", "SALLOC", "SRUN", "SQUEUE", "SCANCEL", "SCONTROL", "SPANK", "PMI", "PMIX")
 _DEVICES = (
@@ -28,7 +28,7 @@ _WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", 
 TAG = "selastic:companion-of="
 """Begins the comment of a companion."""
 TIME_MIN = 5
-"""Minutes for which a companion is worth having: where a waiting job is to start soon, Slurm grants it until then."""
+"""Minutes for which a companion is worth having, where a waiting job is to start on its nodes."""
 STEP_S = 5
 """Seconds that srun waits for Slurm to create a step. Left to itself it waits for slurmctld's word, which a slurmctld
 that was started again meanwhile does not owe it, and asks again only after SlurmctldTimeout."""
@@ -134,7 +134,6 @@ def salloc(shape: Shape, base: SlurmJob, resize_id: int, minutes: int | None) ->
         f"--comment={TAG}{base.job_id};resize={resize_id}",
         "--nice=1000",
         f"--time={'UNLIMITED' if minutes is None else minutes}",
-        f"--time-min={TIME_MIN if minutes is None else min(TIME_MIN, minutes)}",
     ]
     if shape.gpus_per_node:
         kind = f"{shape.gpu_type}:" if shape.gpu_type else ""
@@ -150,6 +149,34 @@ def salloc(shape: Shape, base: SlurmJob, resize_id: int, minutes: int | None) ->
         "mem": f"{shape.mem_mb_per_node}M" if shape.mem_mb_per_node else "",
     }
     return [*words, *(f"--{key}={value}" for key, value in optional.items() if value)]
+
+
+def list_waiting() -> list[str]:
+    """Every job that waits: its id, the start and the nodes that Slurm plans for it, those it must get, its comment."""
+    return ["squeue", "--noheader", "--all", "--states=PD", "--format=%i|%S|%Y|%n|%k"]
+
+
+def shorter(listing: str, base: int, resize_id: int, expand: Expand) -> dict[int, str]:
+    """Of such a listing: the companions of this resize that wait for nodes where another job is to start, and when the
+    first of these does, as Slurm writes it."""
+    rows = [line.split("|", 4) for line in listing.splitlines() if line.count("|") >= 4]
+    ours = f"{TAG}{base};"
+    others = sorted(
+        (start, planned)
+        for _, start, planned, _, comment in rows
+        if start[:1].isdigit() and planned != "(null)" and not comment.startswith(ours)
+    )
+    found: dict[int, str] = {}
+    for number, _, _, asked, comment in rows:
+        if number.isdigit() and f"{comment};".startswith(f"{ours}resize={resize_id};"):
+            nodes = set(expand(asked))
+            first = next((start for start, planned in others if not nodes.isdisjoint(expand(planned))), "")
+            found |= {int(number): first} if first else {}
+    return found
+
+
+def limit_time(job_id: int, minutes: int) -> list[str]:
+    return ["scontrol", "update", f"JobId={job_id}", f"TimeLimit={minutes}"]
 
 
 def show_job(job_id: int) -> list[str]:

@@ -48,6 +48,8 @@ class CompanionRequest:
     shape: Shape
     process: subprocess.Popen[bytes] | None = None
     job_id: int = 0
+    minutes: int | None = None
+    """What it was asked for, the rest of the base's time; None: without a limit."""
     dropped: str = ""
     reported: bool = False
 
@@ -79,6 +81,7 @@ class Companions:
         asked = CompanionRequest(resize_id, index, shape)
         self._asked.append(asked)
         self._loop.after(max(wait_s, 1.0), lambda: self._too_late(asked, wait_s))
+        self._loop.after(wait_s / 3, lambda: self._shorten(asked))
         self._begin(asked)
 
     def drop(self, resize_id: int) -> None:
@@ -139,8 +142,28 @@ class Companions:
         if asked.dropped:
             self._refuse(asked, asked.dropped)
             return
-        command = commands.salloc(asked.shape, base, asked.resize_id, minutes_left(base.end_time, now))
+        asked.minutes = minutes_left(base.end_time, now)
+        command = commands.salloc(asked.shape, base, asked.resize_id, asked.minutes)
         asked.process = self._children.start(command, self._env, lambda ended: self._answered(asked, ended))
+
+    def _shorten(self, asked: CompanionRequest) -> None:
+        """Slurm keeps it waiting. Where that is for a job that is to start on its nodes before it would end, let it end
+        by then. Asked for with --time-min, Slurm 22.05 would have granted the least of it, whatever else fits."""
+
+        def told(starts: Mapping[int, str], now: float) -> None:
+            for job_id, start in starts.items():
+                fits = minutes_left(start, now) or 0
+                if fits >= commands.TIME_MIN and (asked.minutes is None or fits < asked.minutes):
+                    self._children.start(commands.limit_time(job_id, fits), self._env, lambda ended: None)
+
+        def listed(listing: Ended) -> None:
+            starts = commands.shorter(listing.out, self._base, asked.resize_id, self._expand)
+            if starts:
+                stats = commands.show_slurms_time()
+                self._children.start(stats, self._env, lambda ended: told(starts, self._now_of_slurm(ended)))
+
+        if asked.process is not None and not asked.dropped:
+            self._children.start(commands.list_waiting(), self._env, listed)
 
     def _answered(self, asked: CompanionRequest, ended: Ended) -> None:
         asked.process = None

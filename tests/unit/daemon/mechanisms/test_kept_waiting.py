@@ -30,10 +30,17 @@ def ends(reason: str, *limits: SlurmLimit) -> list[Action]:
     return [action for one in found for action in one.actions(snapshot, Site(limits=limits))]
 
 
-@pytest.mark.parametrize("reason", ["Resources", "Priority", "None", ""])
+@pytest.mark.parametrize(
+    "reason", ["Resources", "Priority", "None", "", "ReqNodeNotAvail", "ReqNodeNotAvail, UnavailableNodes:n2"]
+)
 def test_one_that_waits_for_nodes_may_wait(reason: str) -> None:
-    """It has its time; so has one that Slurm has not looked at."""
+    """It has its time; so has one that Slurm has not looked at, or whose nodes are planned for another job."""
     assert ends(reason) == []
+
+
+def test_one_that_waits_for_reserved_nodes_is_withdrawn() -> None:
+    """They come back when the reservation is over."""
+    assert ends("ReqNodeNotAvail, Reserved for maintenance")
 
 
 def test_one_that_waits_for_a_limit_is_withdrawn_with_its_name() -> None:

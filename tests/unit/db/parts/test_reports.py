@@ -190,6 +190,16 @@ def test_what_is_remembered_of_resizes_and_pauses_is_what_is_stored(tmp_path: Pa
         assert store.last_closed_resize(1).detail == "the job has ended"
 
 
+def test_the_end_of_a_companion_was_foreseen(store: Store) -> None:
+    """A job that leaves one whose time is over may be resized as often within the hour as if it had not."""
+    piece = Piece(7, "base", ("n1",), 4, "a100")
+    for number, reason in enumerate(("grow_idle", "companion_ends", "grow_idle"), 1):
+        resize = store.begin_resize(Resize(0, 7, (), (), 4, 64, reason, 60.0), float(number)).id
+        store.set_in_use(7, number, (piece,), 64, float(number), 1.0, reason, resize)
+        store.advance_resize(resize, ResizeState.DONE, at=float(number))
+    assert store.resized_since(0.0) == {7: (1.0, 3.0)}
+
+
 def test_a_batch_alone_is_of_its_own_kind(store: Store) -> None:
     """Its pause is in no mean of resizes, nor it among those of an hour; of the job's last resizes it is kept apart."""
     piece = Piece(7, "base", ("n1",), 4, "a100")

@@ -242,6 +242,30 @@ def test_salloc_takes_what_the_shape_leaves_open_from_the_base() -> None:
     assert "--time=UNLIMITED" in commands.salloc(Shape(1, 1), job(), 3, None)
 
 
+def test_no_companion_is_asked_for_with_the_least_time() -> None:
+    """Slurm 22.05 grants --time-min where anything waits, and no more, whatever else fits."""
+    assert not any("time-min" in word for word in commands.salloc(Shape(1, 1), job(), 3, 17))
+
+
+@pytest.mark.parametrize(
+    ("others", "start"),
+    [
+        (["8|2026-11-26T10:40:00|n5|(null)|x", "9|2026-11-26T10:50:00|n5|n5|"], "2026-11-26T10:40:00"),
+        (["8|2026-11-26T10:40:00|n4|n4|x", "9|2026-11-26T10:50:00|n5|n5|a|b"], "2026-11-26T10:50:00"),
+        (["8|N/A|(null)|n5|x", "9|2026-11-26T10:50:00|(null)|n5|begins later"], ""),
+        (["8|2026-11-26T10:40:00|n5|n5|selastic:companion-of=7;resize=2"], ""),
+        (["8|2026-11-26T10:40:00|n5|n5|selastic:companion-of=70;resize=2"], "2026-11-26T10:40:00"),
+        ([], ""),
+    ],
+)
+def test_what_a_companion_that_waits_is_kept_waiting_for(others: list[str], start: str) -> None:
+    """The first start that Slurm plans on its nodes for a job that is none of its base's."""
+    own = ["4|2026-11-26T12:00:00|(null)|n5,n6|selastic:companion-of=7;resize=3", "5|N/A|(null)|n5|an ordinary job",
+           "6|N/A|(null)|n5|selastic:companion-of=7;resize=30"]  # fmt: skip
+    found = commands.shorter("\n".join([*own, *others]), 7, 3, lambda text: tuple(text.split(",")))
+    assert found == ({4: start} if start else {})
+
+
 def test_tagged_finds_only_this_jobs_companions() -> None:
     """Job 1's companions are not job 17's, and an ordinary comment is nobody's."""
     listing = "5|selastic:companion-of=1;resize=2\n6|selastic:companion-of=17;resize=2\n7|(null)\n8_1|x\n"

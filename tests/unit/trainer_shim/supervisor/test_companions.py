@@ -22,14 +22,19 @@ SHAPE = Shape(1, 1)
 JOB = """JobId=%s JobName=x Partition=p Account=a JobState=RUNNING BatchHost=n1 EndTime=%s"""
 HOLDS = " Nodes=n1 CPU_IDs=0-1 Mem=0 GRES=gpu:$([ -e poor ] && echo 0 || echo 1)"
 COMMANDS = {
-    "scontrol": f'echo "$(printf "{JOB}" "${{@: -1}}" "$(cat end 2>/dev/null || echo Unknown)"){HOLDS}"',
+    "scontrol": f"""
+        [ "$1" = update ] && {{ echo "$@" >>updated; touch fits; exit; }}
+        echo "$(printf "{JOB}" "${{@: -1}}" "$(cat end 2>/dev/null || echo Unknown)"){HOLDS}\"""",
     "sdiag": "[ -e now ] && echo 'sdiag output at some time or other ('$(cat now)')'",
     "salloc": """
         echo "$@" >>asked
         id=$(($(ls jobs | sort -n | tail -1) + 1))
+        echo "$id|N/A|(null)|n2|selastic:companion-of=100;resize=1" >waits
+        while [ -e busy ] && ! [ -e fits ]; do sleep 0.02; done
         echo "salloc: Granted job allocation $id" >&2
         touch jobs/$id""",  # in this order: one that is killed leaves no job that it has not told
     "squeue": """
+        case "$*" in *"--states=PD "*) cat busy waits; exit;; esac
         if [ -e deaf ]; then rm deaf; echo "squeue: error: Unable to contact slurm controller" >&2; exit 1; fi
         for id in $(ls jobs); do echo "$id|selastic:companion-of=100;resize=1"; done""",
     "scancel": """
@@ -160,6 +165,25 @@ def test_a_companion_that_never_gets_its_gpus_is_refused_in_time(site: Site, mon
     site.until(lambda: site.events)
     assert isinstance(site.events.pop(), CompanionRefused)
     site.until(lambda: site.jobs() == ["1000"])
+
+
+@pytest.mark.parametrize(("starts_in", "minutes"), [(720, 12), (3600, 0), (120, 0)])
+def test_a_companion_that_waits_for_another_jobs_start_ends_by_then(site: Site, starts_in: int, minutes: int) -> None:
+    """Its nodes are another job's in 12 minutes: that is what fits. Not where that job comes after its end, or within
+    minutes: such a companion is not worth having."""
+    now = int(time.time())
+    (site.folder / "now").write_text(str(now))
+    at = [time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now + after)) for after in (1800, starts_in)]
+    (site.folder / "end").write_text(at[0])
+    (site.folder / "busy").write_text(f"9|{at[1]}|n2|(null)|another job\n")
+    site.companions.submit(1, 0, SHAPE, 1.5)
+    site.until(lambda: site.events)
+    updated = site.folder / "updated"
+    assert isinstance(site.events.pop(), CompanionGranted if minutes else CompanionRefused)
+    assert "--time=30 " in (site.folder / "asked").read_text()
+    assert (updated.read_text() if updated.exists() else "") == (
+        f"update JobId=1001 TimeLimit={minutes}\n" if minutes else ""
+    )
 
 
 @pytest.mark.parametrize("fails", ["deaf", "mute"])
