@@ -12,6 +12,7 @@ import hmac
 import json
 import secrets
 import socket
+import time
 
 from slurm_elastic.protocol import json_lines
 from slurm_elastic.protocol.json_lines import Message
@@ -43,8 +44,24 @@ def welcome(key: str, said: Message) -> Message:
     return {"type": "welcome", "proof": _proof(key, str(said.get("nonce")), "welcome")}
 
 
+def call(host: str, port: int, key: str, fields: Message, patience_s: float) -> socket.socket:
+    """A connection to who listens there, once both have proven themselves; called again where that ends early, for too
+    many may have called at once. Raises OSError when nobody listens, or nobody has proven it within that time."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        sock = socket.create_connection((host, port), timeout=patience_s)
+        try:
+            introduce(sock, key, fields)
+            return sock
+        except OSError:
+            sock.close()
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(0.2)
+
+
 def introduce(sock: socket.socket, key: str, fields: Message) -> None:
-    """Say hello to a supervisor, and wait until it has proven itself.
+    """Say hello to a supervisor, or to a world's store, and wait until it has proven itself.
 
     Raises OSError, with a sentence, for one that does not.
     """
@@ -56,7 +73,7 @@ def introduce(sock: socket.socket, key: str, fields: Message) -> None:
     except json_lines.Malformed:
         proven = False
     if not proven:
-        raise ConnectionRefusedError(0, "who listens there does not prove to be this job's supervisor")
+        raise ConnectionRefusedError(0, "who listens there does not prove to be of this job")
 
 
 def _fits(message: Message, proof: str) -> bool:

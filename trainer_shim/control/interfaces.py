@@ -11,6 +11,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+LOOPBACK = "127.0.0.1"
+
 
 class _Interface(ctypes.Structure):
     pass

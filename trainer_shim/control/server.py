@@ -1,4 +1,4 @@
-"""The supervisor's control server: JSON lines over TCP from agents and workers.
+"""The supervisor's control server, and that of a world's store: JSON lines over TCP from agents and workers.
 
 Only a peer that proves, in its first message, to have the job's key is listened to, and nothing that a peer sends
 raises here. Messages of one connection arrive in order; between connections there is no order.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from slurm_elastic.protocol import open_files
 from slurm_elastic.protocol.json_lines import Message
 
-from . import handshake
+from . import handshake, interfaces
 from .connection import Connection
 from .event_loop import Loop
 
@@ -35,7 +35,7 @@ def _listen(address: str) -> socket.socket:
     if not address:
         with contextlib.suppress(OSError, ValueError):  # no IPv6 here
             return socket.create_server(("", 0), backlog=1024, family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server((address, 0), backlog=1024)
+    return socket.create_server((address, 0), backlog=1024, family=interfaces.family(address))
 
 
 def one_too_many(addresses: Sequence[str], of_address: int, in_all: int) -> int | None:
@@ -78,7 +78,7 @@ class ControlServer:
         self._unproven: dict[Connection, _Unproven] = {}
         """Oldest first."""
         self._max_unproven = min(MAX_UNPROVEN, open_files.limit() // 4)
-        self._told = self._sweeps = False
+        self._told = self._told_stranger = self._sweeps = False
         loop.watch(self._sock, self._accept)
 
     def send(self, kind: str, name: str, message: Message) -> bool:
@@ -96,9 +96,19 @@ class ControlServer:
         return (kind, name) not in self._peers
 
     def close(self) -> None:
+        self.close_door()
+        for connection in list(self._peers.values()):
+            connection.close()
+
+    def close_door(self) -> None:
+        """Nobody else is let in; those that have proved themselves stay."""
+        if self._sock.fileno() < 0:
+            return
         self._loop.watch(self._sock, None)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # a forked child may hold it too
         self._sock.close()
-        for connection in [*self._peers.values(), *self._unproven]:
+        for connection in list(self._unproven):
             connection.close()
 
     def _accept(self) -> None:
@@ -158,6 +168,9 @@ class ControlServer:
         peer = self._unproven.get(connection)
         proven = peer is not None and handshake.proves(self._key, peer.challenge, message)
         if not proven or not isinstance(name, str) or not isinstance(kind, str):
+            if peer is not None and not self._told_stranger:
+                self._told_stranger = True
+                self._tell(f"somebody at {peer.address} calls without this job's key, and is not listened to")
             connection.close()
             return
         connection.send(handshake.welcome(self._key, message))

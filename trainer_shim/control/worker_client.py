@@ -1,9 +1,10 @@
-"""The worker's connection to the supervisor: one daemon thread that reads what comes and writes what is queued.
+"""The worker's connection to the supervisor: one daemon thread that reads what comes and writes what is queued. Where
+this worker is rank 0 of a coming world, the same thread serves that world's store.
 
 Nothing here blocks training: sending puts a line in a queue, and a full queue of reports loses its oldest. The thread
 never touches a process group; it only remembers which world was announced. Losing the connection means that the
 supervisor is gone: the worker leaves with code 75 after its next step, or after LOST_GRACE_S by force.
-No torch here; opening a store for a coming world is handed in.
+No torch here.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from slurm_elastic.protocol.message_fields import seconds, text, whole
 from . import handshake, interfaces
 from .connection import Connection
 from .event_loop import Loop
+from .world_store import KeyStore, WorldStore
 
 EXIT_LOST = 75
 """EX_TEMPFAIL: try again. Also the code of a worker whose world did not form."""
@@ -33,8 +35,6 @@ LOST_GRACE_S = 30.0
 CONNECT_S = 30.0
 MAX_REPORTS = 64
 TICK_S = 0.25
-
-OpenStore = Callable[[str], "tuple[str, int, object]"]
 
 
 @dataclass(eq=False)
@@ -57,11 +57,13 @@ class ComingWorld:
     """How many of its members come from outside the old world."""
     in_place: bool = False
     """The old world as it is, with another batch: no store, no group, nobody comes or goes."""
+    one_host: bool = False
+    """Whether all of its members are on one host."""
     since: float = field(default_factory=time.monotonic)
     key: str = field(default="", repr=False)
     """The job's, with which its members seal what they tell each other."""
     store: tuple[str, int] | None = None
-    server: object = field(default=None, repr=False)
+    server: KeyStore | None = field(default=None, repr=False)
     """The store itself, where this worker is the new rank 0."""
 
     @property
@@ -85,18 +87,20 @@ def _world(message: Message) -> ComingWorld:
         first_step_s=seconds(message, "first_step_s", given.first_step_s),
         joiners=whole(message, "joiners", default=given.joiners),
         in_place=bool(message.get("in_place")),
+        one_host=bool(message.get("one_host")),
     )
 
 
 class WorkerClient:
     """See the module. Methods may be called from any thread."""
 
-    def __init__(self, address: str, key: str, worker: str, open_store: OpenStore) -> None:
+    def __init__(self, address: str, key: str, worker: str, listen: str = "") -> None:
+        """listen: the address on which stores listen; "" for all of this host's."""
         self.worker = worker
         self.on_tick: Callable[[], None] = lambda: None
         host, _, port = address.rpartition(":")
         self._host = host.strip("[]")
-        self._open_store, self._key = open_store, key
+        self._listen, self._key = listen, key
         self._changed = threading.Condition()
         self._coming: ComingWorld | None = None
         self._stores: dict[int, tuple[str, int]] = {}
@@ -262,11 +266,12 @@ class WorkerClient:
                 return
             coming.store = self._stores.get(coming.generation)
         if coming.rank == 0 and not coming.complete:
-            host, port, coming.server = self._open_store(self._host)
-            coming.store = (host, port)
             # Rank 0 lives where the supervisor does: everybody knows an address that leads there.
             elsewhere = "" if self.is_local else self.own_address
-            self.send({"type": "store", "generation": coming.generation, "host": elsewhere, "port": port})
+            host = self._listen or (interfaces.LOOPBACK if coming.one_host else elsewhere)
+            coming.server = server = WorldStore(self._loop, self._key, host, _tell)
+            coming.store = (host or self._host, server.port)
+            self.send({"type": "store", "generation": coming.generation, "host": host, "port": server.port})
         with self._changed:
             self._coming = coming
             self._changed.notify_all()
@@ -300,7 +305,7 @@ class WorkerClient:
         deadline = time.monotonic() + LOST_GRACE_S
         while time.monotonic() < deadline and not self._closing:
             self.on_tick()
-            time.sleep(min(TICK_S, LOST_GRACE_S))
+            self._loop.turn(TICK_S)  # a store may still be asked
         if not self._closing:
             os._exit(EXIT_LOST)
 
@@ -317,20 +322,10 @@ def leave_lost() -> NoReturn:
 
 
 def _connect(host: str, port: int, key: str, hello: Message) -> socket.socket:
-    deadline = time.monotonic() + CONNECT_S
-    while True:
-        try:
-            sock = socket.create_connection((host, port), timeout=CONNECT_S)
-        except OSError as error:
-            raise _unreached(host, port, error) from None
-        try:
-            handshake.introduce(sock, key, hello)
-            return sock
-        except OSError as error:  # too many may have called at once
-            sock.close()
-            if time.monotonic() >= deadline:
-                raise _unreached(host, port, error) from None
-        time.sleep(0.2)
+    try:
+        return handshake.call(host, port, key, hello, CONNECT_S)
+    except OSError as error:
+        raise _unreached(host, port, error) from None
 
 
 def _unreached(host: str, port: int, error: OSError) -> TrainingError:

@@ -1,10 +1,10 @@
 """The process group of one generation: forming it, leaving it, and moving state inside it.
 
-A world forms in two phases, each bounded. First every member checks in at the generation's own store; the last one to
-arrive opens the gate. Nothing of the old world has been touched until then, so a world that is not complete can still
-be given up. Then the group is made under a prefix that no other generation uses, and used once all ranks have made it.
-The caller has to drop its DistributedDataParallel object before `leave`: one that outlives its group can deadlock in
-gloo's destructor (pytorch issue 56297).
+A world forms in two phases, each bounded. First every member checks in at the generation's own store; once all entries
+are there rank 0 opens the gate. Nothing of the old world has been touched until then, so a world that is not complete
+can still be given up. Then the group is made under a prefix that no other generation uses, and used once all ranks have
+made it. The caller has to drop its DistributedDataParallel object before `leave`: one that outlives its group can
+deadlock in gloo's destructor (pytorch issue 56297).
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import Store
 
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..control import cuda_backend
 from ..control.worker_client import ComingWorld
+from ..control.world_store import KeyStore, RemoteStore, WorldStore
 from . import objects
 from .stores import Forged, InterruptibleStore, SealedStore
 
@@ -59,7 +60,7 @@ class World:
     rank: int
     size: int
     grouped: bool
-    store: object = None
+    store: KeyStore | None = None
     """Held as long as the world lives: rank 0's handle is the server."""
     patient: object = None
     """Held because torch does not hold it."""
@@ -113,38 +114,34 @@ class Gate:
         if coming.store is None and coming.server is None:
             raise WorldNotFormed(f"world {coming.generation} has no store; its rank 0 has to open one")
         self.coming = coming
-        timeout = datetime.timedelta(seconds=coming.timeout_s)
         host, port = coming.store or ("", 0)
         try:
-            base: Any = coming.server or TCPStore(host, port, is_master=False, timeout=timeout)
-        except (RuntimeError, OSError) as error:
+            self.base: KeyStore = coming.server or RemoteStore(host, port, coming.key, coming.timeout_s)
+        except OSError as error:
             raise WorldNotFormed(
                 f"{socket.gethostname()} does not reach the store of world {coming.generation} at {host} port {port}, "
-                f"see --interface ({str(error).splitlines()[0]})"
+                f"see --interface ({error.strerror or error})"
             ) from None
-        self.base = base
         self.name = f"g{coming.generation}{prefix}"
-        self.store = SealedStore(base, coming.key, self.name)
+        self.store = SealedStore(self.base, coming.key, self.name)
+        self._places = [f"here/{rank}" for rank in range(coming.size)]
 
     def arrive(self, reached: str = "") -> None:
-        """Check in. The last to arrive opens the gate. Raises WorldNotFormed when the store is gone.
+        """Check in. Raises WorldNotFormed when the store is gone.
 
         reached: the address by which this member, on another host, reaches rank 0's host.
         """
         try:
             if reached:
                 self.store.set("reached", reached)
-            self.store.set(f"here/{self.coming.rank}", "1")
-            everyone = [f"here/{rank}" for rank in range(self.coming.size)]
-            if self.store.add("arrived", 1) == self.coming.size and self.store.opened(everyone):
-                self.store.set("open", "1")
+            self.store.set(self._places[self.coming.rank], "1")
         except RuntimeError as error:
             raise self._gone(error) from None
 
     def arrived(self) -> int:
         """How many have checked in. Raises WorldNotFormed when the store is gone."""
         try:
-            return self.store.add("arrived", 0)
+            return self.store.written(self._places)
         except RuntimeError as error:
             raise self._gone(error) from None
 
@@ -157,7 +154,7 @@ class Gate:
 
     def begun(self) -> bool:
         """Whether anybody has checked in."""
-        return self.store.check(["arrived"])
+        return self.store.written(self._places) > 0
 
     def announce_switch(self) -> None:
         """A survivor says that the old world has reached its last step: from now on waiting is bounded."""
@@ -168,14 +165,15 @@ class Gate:
 
     def wait_switch(self, give_up: Callable[[], bool]) -> None:
         """A joiner waits for the old world's last step. Only `give_up` bounds it: a step may take its time."""
-        while not self._wait("switching", POLL_S):
+        while not self._wait(["switching"], POLL_S):
             if give_up():
                 raise WorldNotFormed(f"world {self.coming.generation} was called off")
 
     def wait_open(self, give_up: Callable[[], bool] = lambda: False) -> None:
         """Wait for everyone, at most the world's timeout. Raises WorldNotFormed."""
         deadline = time.monotonic() + self.coming.timeout_s
-        while not self._wait("open", max(0.01, min(POLL_S, deadline - time.monotonic()))):
+        wanted = self._places if self.coming.rank == 0 else ["open"]
+        while not self._wait(wanted, max(0.01, min(POLL_S, deadline - time.monotonic()))):
             if give_up():
                 raise WorldNotFormed(f"world {self.coming.generation} was called off")
             if time.monotonic() >= deadline:
@@ -183,16 +181,17 @@ class Gate:
                     f"world {self.coming.generation}: {self.arrived()} of {self.coming.size} workers arrived within "
                     f"{self.coming.timeout_s:g} s"
                 )
+        if self.coming.rank == 0:
+            self.store.set("open", "1")
 
-    def _wait(self, key: str, seconds: float) -> bool:
+    def _wait(self, keys: list[str], seconds: float) -> bool:
         try:
-            self.store.wait([key], datetime.timedelta(seconds=seconds))
-            self.store.get(key)
+            self.store.wait(keys, datetime.timedelta(seconds=seconds))
+            return self.store.written(keys) == len(keys)
         except dist.DistStoreError:
             return False
         except RuntimeError as error:
             raise self._gone(error) from None
-        return True
 
     def _gone(self, error: RuntimeError) -> WorldNotFormed:
         if isinstance(error, Forged):
@@ -217,6 +216,8 @@ def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
         dist.init_process_group(backend(), store=store, rank=coming.rank, world_size=coming.size, timeout=first)
         sys.excepthook = excepthook  # torch puts one more around it, which prefixes each line, with every group
         complete(store, coming.size, timeout)
+        if isinstance(gate.base, WorldStore):
+            gate.base.close_door()
         objects.begin(gate.name)
     except (RuntimeError, ValueError) as error:
         leave(later=True, broken=True)

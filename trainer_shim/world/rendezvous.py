@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import multiprocessing
 import os
 import signal
@@ -28,7 +27,7 @@ from ..control.worker_client import EXIT_LOST, ComingWorld, WorkerClient, leave_
 from . import process_group as worlds
 from .agreement import EMPTY_VOTE, Vote
 from .process_group import Gate, World, WorldNotFormed
-from .stores import LOOK_S, Forged, open_store
+from .stores import LOOK_S, Forged
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,7 +44,7 @@ class LeftWorld:
         old = self.old
         again = dataclasses.replace(
             self.coming, generation=old.generation, rank=old.rank, size=old.size, store=None, server=old.store,
-            timeout_s=patience_s,
+            timeout_s=patience_s, one_host=False,
         )  # fmt: skip
         return Gate(again, f".{self.coming.generation}")
 
@@ -77,11 +76,10 @@ class Membership:
         control = environ.get("SELASTIC_CONTROL")
         self.world: World | None = None
         if control:
-            opens = functools.partial(open_store, listen=environ.get("SELASTIC_LISTEN", ""))
             key = job_key.take(environ)
             if not key:
                 raise TrainingError(NO_WORKER)
-            self.client = WorkerClient(control, key, self.worker, opens)
+            self.client = WorkerClient(control, key, self.worker, environ.get("SELASTIC_LISTEN", ""))
         elif "RANK" in environ and "WORLD_SIZE" in environ:
             self.world = worlds.in_units(worlds.from_environment(), unit)
         else:
@@ -264,11 +262,13 @@ class Membership:
         return self.client.supervisor_address if self.client is not None and not self.client.is_local else ""
 
     def _choose_interface(self, gate: Gate) -> None:
-        """Have gloo use the network that leads to the supervisor. By itself it takes what the host's own name means,
-        which may be the loopback. What the user has set stays."""
+        """Have gloo use the network that leads to the supervisor, and the loopback where all members are on one host.
+        By itself it takes what the host's own name means. What the user has set stays."""
         if self.client is None or self._interface_set:
             return
         own = gate.reached() if interfaces.is_loopback(self.client.own_address) else self.client.own_address
+        if gate.coming.one_host:
+            own = interfaces.LOOPBACK
         if found := interfaces.with_address(own):
             os.environ[GLOO_INTERFACE] = found
         else:

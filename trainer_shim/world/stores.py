@@ -1,30 +1,27 @@
-"""The stores through which the members of a world find each other.
+"""What torch sees of the store through which the members of a world find each other.
 
-torch's TCPStore asks nobody who they are. So what members write is sealed: with the job's key, and for its place in its
-world alone. What somebody else has put there, or moved there from another place or world, raises Forged and is not
-used. Limit: counters and whether an entry is there are not sealed; a stranger who reaches the port can keep a world
-from forming, and read addresses.
+A stranger is not answered there (control/world_store). And what members write is sealed: with the job's key, and for
+its place in its world alone. What somebody else has changed under way, or moved from another place or world, raises
+Forged and is not used. Limit: torch's own counters are not sealed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import hmac
-import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import Store
 
-from ..control import interfaces
+from ..control.world_store import KeyStore
 
 LOOK_S = 0.02
 """Longest time between two looks at whether a member has come, and whether the world has been called off."""
-OPENS = datetime.timedelta(seconds=30)
 SEAL = hashlib.sha256().digest_size
 
 
@@ -32,33 +29,16 @@ class Forged(RuntimeError):
     """An entry that no process of this job has written."""
 
 
-def open_store(host: str, listen: str = "") -> tuple[str, int, object]:
-    """Open the store of a coming generation on a free port; (host, port, handle). The handle keeps it open.
-
-    listen: the address that it is to listen on; "" for all of this host's.
-    """
-    options: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "timeout": OPENS}
-    if not listen:
-        server = TCPStore(host, 0, **options)
-        return host, server.port, server
-    listener = socket.create_server((listen, 0), family=interfaces.family(listen), backlog=1024)
-    port = int(listener.getsockname()[1])
-    if torch.__version__ < "2.8":  # there only the older backend takes a socket that listens already
-        options["use_libuv"] = False
-    return listen, port, TCPStore(listen, port, master_listen_fd=listener.detach(), **options)
-
-
 class SealedStore(Store):
     """Entries of one world, named `world/...` in a store that others can write to."""
 
-    def __init__(self, store: Any, key: str, world: str) -> None:
+    def __init__(self, store: KeyStore, key: str, world: str) -> None:
         super().__init__()
         self._store, self._key, self._world = store, key.encode(), world
 
     @property
     def timeout(self) -> datetime.timedelta:
-        timeout: datetime.timedelta = self._store.timeout
-        return timeout
+        return self._store.timeout
 
     def set(self, key: str, value: Any) -> None:
         name = self._name(key)
@@ -68,26 +48,25 @@ class SealedStore(Store):
         name = self._name(key)
         return self._opened(name, self._store.get(name))
 
-    def opened(self, keys: Sequence[str]) -> bool:
-        """Whether all of these entries are there. Raises Forged when one is a stranger's."""
+    def written(self, keys: Sequence[str]) -> int:
+        """How many of these entries are there. Raises Forged when one is a stranger's."""
         names = [self._name(key) for key in keys]
-        if not self._store.check(names):
-            return False
-        for name, value in zip(names, self._store.multi_get(names), strict=True):
-            self._opened(name, value)
-        return True
+        there = [pair for pair in zip(names, self._store.read(names), strict=True) if pair[1] is not None]
+        return len([self._opened(name, value) for name, value in there if value is not None])
 
     def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
-        self._store.wait([self._name(key) for key in keys], timeout if timeout is not None else self._store.timeout)
+        seconds = (timeout if timeout is not None else self._store.timeout).total_seconds()
+        if not self._store.wait([self._name(key) for key in keys], seconds):
+            raise dist.DistStoreError(f"{', '.join(keys[:3])}: not written within {seconds:g} s")
 
     def add(self, key: str, value: int) -> int:
-        return int(self._store.add(self._name(key), value))
+        return self._store.add(self._name(key), value)
 
     def check(self, keys: list[str]) -> bool:
-        return bool(self._store.check([self._name(key) for key in keys]))
+        return self._store.check([self._name(key) for key in keys])
 
     def delete_key(self, key: str) -> bool:
-        return bool(self._store.delete_key(self._name(key)))
+        return self._store.delete_key(self._name(key))
 
     def _name(self, key: str) -> str:
         return f"{self._world}/{key}"
@@ -113,14 +92,15 @@ class InterruptibleStore(Store):
     def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
         asked = timeout if timeout is not None else self._store.timeout  # type: ignore[attr-defined]
         seconds = max(asked.total_seconds(), self._least_s)
-        deadline, pause_s = time.monotonic() + seconds, 0.0005
-        while not self._store.check(keys):
+        deadline = time.monotonic() + seconds
+        while True:
+            with contextlib.suppress(dist.DistStoreError):
+                self._store.wait(keys, datetime.timedelta(seconds=LOOK_S))
+                return
             if self._give_up():
                 raise dist.DistStoreError("the world was called off")
             if time.monotonic() >= deadline:
                 raise dist.DistStoreError(f"a member did not take part within {seconds:g} s")
-            time.sleep(pause_s)  # wait() with a short timeout would print a warning each time
-            pause_s = min(2 * pause_s, LOOK_S)
 
     def get(self, key: str) -> bytes:
         self.wait([key])

@@ -289,6 +289,7 @@ class SupervisorContext:
             "report_s": self.report_every_s,
             "end_s": self.limits.end_s,
             "in_place": in_place,
+            "one_host": len({self.workers[name].agent[1] for name in members}) == 1,
         }
         for rank, name in enumerate(members):
             self.do(actions.Send(name, {**common, "rank": rank, "leave": False}))

@@ -71,7 +71,7 @@ def test_who_takes_the_supervisors_port_gets_no_key_and_is_not_obeyed() -> None:
         assert impostor.stdout is not None
         with (
             socket.create_connection(("127.0.0.1", int(impostor.stdout.readline()))) as sock,
-            pytest.raises(OSError, match="does not prove to be this job's supervisor"),
+            pytest.raises(OSError, match="does not prove to be of this job"),
         ):
             handshake.introduce(sock, KEY, FIELDS)
         heard = impostor.stdout.read()

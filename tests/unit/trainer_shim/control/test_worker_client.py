@@ -21,17 +21,10 @@ class Peer:
 
     def __init__(self) -> None:
         self.server = socket.create_server(("127.0.0.1", 0))
-        self.opened: list[str] = []
         address = f"127.0.0.1:{self.server.getsockname()[1]}"
-        self.link, self.connection, self.said = meet(
-            self.server, lambda: WorkerClient(address, KEY, "w1", self.open_store)
-        )
+        self.link, self.connection, self.said = meet(self.server, lambda: WorkerClient(address, KEY, "w1"))
         self.connection.settimeout(20)
         self.lines = self.connection.makefile("r")
-
-    def open_store(self, host: str) -> tuple[str, int, object]:
-        self.opened.append(host)
-        return host, 4000 + len(self.opened), object()
 
     def send(self, **message: Any) -> None:
         self.connection.sendall(json.dumps(message).encode() + b"\n")
@@ -95,8 +88,20 @@ def test_a_world_is_held_with_its_store_only(peer: Peer) -> None:
 def test_the_new_rank_0_opens_the_store_at_once(peer: Peer) -> None:
     """It answers that its store is on the supervisor's host: others reach that by an address that it need not know."""
     peer.world(2, rank=0)
-    assert peer.read() == {"type": "store", "generation": 2, "host": "", "port": 4001}
+    said, store = peer.read(), peer.held().store
+    assert store is not None and said == {"type": "store", "generation": 2, "host": "", "port": store[1]}
     assert peer.held().server is not None
+
+
+def test_the_store_of_a_world_on_one_host_is_on_its_loopback(peer: Peer) -> None:
+    """No other host can ask it, whatever network the supervisor is reached by; the members are told where it is."""
+    peer.world(2, rank=0, one_host=True)
+    said, store = peer.read(), peer.held().store
+    assert store is not None and said == {"type": "store", "generation": 2, "host": "127.0.0.1", "port": store[1]}
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", store[1]), timeout=60)
+    peer.world(3, rank=0)
+    socket.create_connection(("127.0.0.2", peer.read()["port"]), timeout=60).close()
 
 
 def test_a_world_called_off_or_outdated_is_forgotten(peer: Peer) -> None:

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch.distributed as dist
+from waiting import wait_until
+from world_stores import stores
 
 from slurm_elastic.trainer_shim.control.worker_client import ComingWorld
 from slurm_elastic.trainer_shim.world.process_group import (
@@ -20,7 +22,8 @@ from slurm_elastic.trainer_shim.world.process_group import (
     form,
     leave,
 )
-from slurm_elastic.trainer_shim.world.stores import InterruptibleStore, open_store
+from slurm_elastic.trainer_shim.world.rendezvous import LeftWorld
+from slurm_elastic.trainer_shim.world.stores import InterruptibleStore
 
 LONG = datetime.timedelta(seconds=60)
 
@@ -61,22 +64,35 @@ def test_a_collectives_time_is_set_by_the_public_call(monkeypatch: pytest.Monkey
 
 def test_a_world_whose_store_is_gone_does_not_form() -> None:
     """Rank 0 has closed the store of a world that was called off: who comes late is told so, and not by a traceback."""
-    host, port, server = open_store("localhost")
-    gate = Gate(ComingWorld(2, 1, 2, 16, False, "survivor", 5.0, store=(host, port)))
-    del server
-    with pytest.raises(WorldNotFormed, match="the store of world 2 is gone"):
-        gate.arrive()
+    with stores() as opened:
+        server = opened()
+        place = ("127.0.0.1", server.port)
+        gate = Gate(ComingWorld(2, 1, 2, 16, False, "survivor", 5.0, key="key", store=place))
+        del server
+        with pytest.raises(WorldNotFormed, match="the store of world 2 is gone"):
+            wait_until(lambda: gate.arrive())
+    with pytest.raises(WorldNotFormed, match=r"does not reach the store of world 2 at 127.0.0.1 port"):
+        Gate(gate.coming)
     with pytest.raises(WorldNotFormed, match="the store of world 2 is gone"):
         gate.announce_switch()
+
+
+def test_the_way_back_is_not_by_the_loopback() -> None:
+    """From a world on one host to one on two, which knows no other way between them."""
+    with stores() as opened:
+        coming = ComingWorld(2, 0, 1, 16, key="key", one_host=True)
+        left = LeftWorld(World(1, 0, 2, grouped=True, store=opened()), coming, 16, "fresh")
+        gate = left.gate(1.0)
+        assert (gate.coming.generation, gate.coming.size, gate.coming.one_host) == (1, 2, False)
 
 
 def test_a_traceback_is_the_same_after_any_number_of_worlds() -> None:
     """torch wraps sys.excepthook with every group that it makes, and nobody unwraps it."""
     before = sys.excepthook
     for generation in (1, 2):
-        host, port, server = open_store("localhost")
-        gate = Gate(ComingWorld(generation, 0, 1, 16, store=(host, port), server=server))
-        gate.arrive()
-        form(gate)
-        leave()
+        with stores() as opened:
+            gate = Gate(ComingWorld(generation, 0, 1, 16, key="key", server=opened()))
+            gate.arrive()
+            form(gate)
+            leave()
         assert sys.excepthook is before

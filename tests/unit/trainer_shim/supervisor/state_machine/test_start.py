@@ -33,6 +33,15 @@ def test_first_world_forms_when_the_last_worker_is_ready() -> None:
     assert {message["size"] for message in worlds.values()} == {4}
 
 
+def test_a_world_knows_whether_it_is_on_one_host() -> None:
+    """Only then its listeners can be on the loopback."""
+    for nodes in (["n1"], ["n1", "n2"]):
+        base = Piece(10, "base", tuple(nodes), 2)
+        drive = Drive(base)
+        drive.ready(drive.agents_up(base))
+        assert {message["one_host"] for message in drive.worlds(1).values()} == {len(nodes) == 1}
+
+
 def test_generation_is_on_disk_before_any_worker_hears_of_it() -> None:
     """A supervisor that is started again can never use a generation twice."""
     drive = Drive(generation=7)
