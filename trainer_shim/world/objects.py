@@ -168,4 +168,6 @@ def _tensor(data: bytes) -> torch.Tensor:
 
 
 def _taken(data: torch.Tensor) -> bytes:
-    return bytes(data.numpy().tobytes())
+    taken = bytearray(data.numel())
+    torch.frombuffer(taken, dtype=torch.uint8).copy_(data)  # Tensor.numpy() needs NumPy
+    return bytes(taken)
