@@ -17,21 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from checking import STAND_IN, Check, left_s, run_part, synchronize
+from one_rank_worlds import gate_of
 
-from slurm_elastic.trainer_shim.control.worker_client import ComingWorld
 from slurm_elastic.trainer_shim.world import process_group as worlds
-from slurm_elastic.trainer_shim.world.stores import open_store
 
 WORLDS = 8
-
-
-def form(number: int) -> worlds.World:
-    _, _, server = open_store("127.0.0.1", "127.0.0.1")
-    coming = ComingWorld(number, rank=0, size=1, timeout_s=10, forming_s=20, key="key", server=server)
-    gate = worlds.Gate(coming)
-    gate.arrive()
-    gate.wait_open()
-    return worlds.form(gate)
 
 
 def warm(device: torch.device) -> None:
@@ -59,7 +49,7 @@ def measure(check: Check, warmed: bool) -> None:
     forming, first = [], []
     for number in range(WORLDS):
         begun = time.perf_counter()
-        world = form(number)
+        world = worlds.form(gate_of(number))
         formed = time.perf_counter()
         dist.all_reduce(x)
         synchronize(check.cuda)

@@ -19,22 +19,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from checking import STAND_IN, Check, left_s, synchronize, used_mb
+from one_rank_worlds import KEY, gate_of
 
-from slurm_elastic.trainer_shim.control.worker_client import ComingWorld
 from slurm_elastic.trainer_shim.world import process_group as worlds
 from slurm_elastic.trainer_shim.world.mesh import mesh_of
-from slurm_elastic.trainer_shim.world.stores import InterruptibleStore, SealedStore, open_store
+from slurm_elastic.trainer_shim.world.stores import InterruptibleStore, SealedStore
 
 ROUNDS, WARM = 100, 20
-
-
-def gate_of(number: int) -> worlds.Gate:
-    _, _, server = open_store("127.0.0.1", "127.0.0.1")
-    coming = ComingWorld(number, rank=0, size=1, timeout_s=10, forming_s=20, key="key", server=server)
-    gate = worlds.Gate(coming)
-    gate.arrive()
-    gate.wait_open()
-    return gate
 
 
 def sum_of(device: torch.device, group: Any = None) -> None:
@@ -131,7 +122,7 @@ def overlapping(check: Check) -> None:
         world = worlds.form(gate_of(number))  # torch does not hold its store
         sum_of(check.device)
         gate = gate_of(number + 100)
-        store = InterruptibleStore(SealedStore(gate.base, "key", f"{gate.name}/pg"), lambda: False, 20)
+        store = InterruptibleStore(SealedStore(gate.base, KEY, f"{gate.name}/pg"), lambda: False, 20)
         kind: Any = dist.ProcessGroupNCCL if check.cuda and not STAND_IN else dist.ProcessGroupGloo
         following = kind(store, 0, 1, datetime.timedelta(seconds=20))
         x = torch.ones(8, device="cpu" if STAND_IN else check.device)
@@ -223,7 +214,7 @@ def main() -> None:
         worlds.leave(later=True, broken=True)
     try:
         gate = gate_of(600)
-        SealedStore(gate.base, "key", gate.name).clone()
+        SealedStore(gate.base, KEY, gate.name).clone()
         said = "there"
     except Exception as error:
         said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:80]}"

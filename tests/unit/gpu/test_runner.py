@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -138,3 +139,12 @@ def test_a_line_that_a_check_was_killed_in_is_left_out(tmp_path: Path) -> None:
     """What stands before it counts."""
     (tmp_path / "f").write_text(json.dumps({"name": "n", "value": "1"}) + '\n{"name": "m", ')
     assert runner.read_figures(tmp_path / "f") == [{"name": "n", "value": "1", "bar": "", "ok": None}]
+
+
+def test_every_check_finds_what_it_uses_of_the_product() -> None:
+    """They run where a GPU is, seldom: a name that has moved is to be seen here."""
+    files = [ROOT / check.file for suite in runner.SUITES.values() for check in suite]
+    path = [runner.python_path(), *{str(file.parent) for file in files}, str(ROOT / "benchmarks")]
+    command = [sys.executable, "-c", f"import {', '.join(file.stem for file in files)}, step_train"]
+    answer = subprocess.run(command, env={**os.environ, "PYTHONPATH": ":".join(path)}, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
