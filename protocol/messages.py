@@ -208,7 +208,8 @@ class Phase:
     batch: int
     at: float = 0.0
     pause_s: float = 0.0
-    """With `running`: from the last step of the old world to the first of the new, less one step."""
+    """With `running`: from the last step of the old world to the first of the new, less one step. With `stalled`: since
+    the last step."""
     step: int = 0
     """Steps done so far; with `running` the number of the world's first step."""
     samples: int = 0

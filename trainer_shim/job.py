@@ -367,11 +367,7 @@ class Job(JobProperties):
             self._onces += 1
             return self._state.progress.once[self._onces - 1]
         self._session.world_switch.settle()
-        self._session.reporting.away(True)
-        try:
-            result = on_rank_0(self._session, function, args, kwargs)
-        finally:
-            self._session.reporting.away(False)
+        result = on_rank_0(self._session, function, args, kwargs)
         if between:
             check_kept(self._session, function, result)
             self._state.progress.once[self._onces] = result

@@ -106,6 +106,8 @@ class WorkerClient:
         self._stores: dict[int, tuple[str, int]] = {}
         self.save_wanted = False
         """The supervisor asks for a checkpoint."""
+        self.stalled = False
+        """No step comes any more, and the supervisor is about to end the world."""
         self.ends_at: float | None = None
         """When this process will be killed (time.monotonic): the training is to stop. None: it is not."""
         self._end_s = LOST_GRACE_S
@@ -248,6 +250,8 @@ class WorkerClient:
             generation = whole(message, "generation")
             with self._changed:
                 self._dismissed = generation
+        elif kind == "stalled":
+            self.stalled = True
         elif kind == "report_every":
             self.report_s = seconds(message, "seconds", 0.0)
         elif kind in ("checkpoint", "hurry"):

@@ -28,6 +28,11 @@ def hint(error: BaseException) -> str:
             f"{_call(error.__traceback__)[0]} asks for {error.args[0]}, which torchrun sets and selastic run does not; "
             "accepted: job.rank and job.world_size inside the loop, and job.device"
         )
+    if type(error).__name__ == "OutOfMemoryError":
+        return (
+            f"{_call(error.__traceback__)[0]} ran out of the GPU's memory: a smaller world gives each rank more "
+            "samples; accepted: join(micro_batch=...), or job.fit() before the loop"
+        )
     if isinstance(error, ValueError) and text.startswith("Invalid rank -1"):
         instead = INSTEAD["DistributedSampler"]
         return f"{_call(error.__traceback__)[0]} needs a rank, and job.rank is -1 before the loop; accepted: {instead}"

@@ -78,6 +78,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="shortest time without a step after which it is said where every rank is",
     )
     parser.add_argument(
+        "--hang-end",
+        type=_positive,
+        default=0,
+        metavar="SECONDS",
+        help="time without a step after which the workers are ended and start again from the last state; not before it "
+        "is said where they are, and three times a day at most (default: never)",
+    )
+    parser.add_argument(
         "--preload",
         default="",
         metavar="MODULE,...",
@@ -247,6 +255,7 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
             checkpoint_s=float(args.checkpoint_every or CHECKPOINT_S),
             checkpoint_given=bool(args.checkpoint_every),
             hang_s=float(args.hang_after),
+            hang_end_s=float(args.hang_end),
             end_s=launchers.end_s(options.env if jobs else None),
         ),
     )

@@ -1,8 +1,9 @@
 """A training that has done no step for long: every rank is asked where it is, and one sentence says who waits where.
 
-Pure. Nothing is killed: what hangs may go on, and a collective has a bound of its own. How long a step usually takes,
-and when the script is in job.once(), the workers say. Limits: a step that a rank computes for long looks like one that
-hangs, and the sentence says where it computes; a rank in backward() may wait there, or compute.
+Pure. Nothing is killed but by `selastic run --hang-end`: what hangs may go on, and a collective has a bound of its
+own. How long a step usually takes, and when rank 0 is in job.once(), the workers say. Limits: a step that a rank
+computes for long looks like one that hangs, and the sentence says where it computes; a rank in backward() may wait
+there, or compute.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ USUAL_STEPS = 30
 FIRST_STEPS_S = 1800.0
 """The same before a step's usual time is known: the first ones compile, and warm caches up."""
 LONGEST_PATIENCE_S = 3600.0
+"""Also for one call of job.once(), while all others wait for it, and for the end of a script behind its loop."""
 SHOWN_GROUPS = 4
 
 _OWN = "/slurm_elastic/trainer_shim/", str(Path(__file__).resolve().parents[1]) + "/"
 _BACKWARD, _LOADER = "_engine_run_backward", "/dataloader.py"
+_ONCE = "/training/once.py"
 _COMMUNICATION = "/distributed_c10d.py", "/c10d_logger.py"
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 
@@ -65,7 +68,14 @@ def place(frames: Sequence[str], problem: str = "") -> Place:
         return Place("waits for a batch of its DataLoader", at, waits=False)
     if is_own(files[0]):
         return Place("waits for the other ranks", at, waits=True)
+    if in_once(frames):
+        return Place("is in job.once()", at, waits=False)
     return Place("is", at, waits=False)
+
+
+def in_once(frames: Sequence[str]) -> bool:
+    """Whether a rank is in job.once(): in the function that it was given, or waiting for rank 0, which is."""
+    return any(is_own(frame) and _ONCE in frame for frame in frames)
 
 
 def is_own(file: str) -> bool:
@@ -80,12 +90,15 @@ def _shown(frame: str) -> str:
     return f"{Path(file).name} line {line}" + (f" in {function}()" if function.isidentifier() else "")
 
 
-def sentence(seconds: float, usual_s: float, places: dict[int, Place], nodes: dict[int, str]) -> str:
-    """Who waits where. places: by rank; nodes: their names, by rank."""
+def sentence(
+    seconds: float, usual_s: float, places: dict[int, Place], nodes: dict[int, str], over: bool = False
+) -> str:
+    """Who waits where. places: by rank; nodes: their names, by rank. over: the loop is over, and the script goes on."""
     step = f" (one takes {usual_s:.2g} s)" if usual_s else ""
+    since = "the script has not ended, and its loop has for" if over else "no step for"
     parts = [f"{_who(ranks, nodes)} {_what(found, len(ranks))}" for found, ranks in groups(places)]
     more = f"; {len(parts) - SHOWN_GROUPS} more places" if len(parts) > SHOWN_GROUPS else ""
-    return f"no step for {seconds:.0f} s{step}: {'; '.join(parts[:SHOWN_GROUPS])}{more}{_verdict(places)}"
+    return f"{since} {seconds:.0f} s{step}: {'; '.join(parts[:SHOWN_GROUPS])}{more}{_verdict(places)}"
 
 
 def groups(places: dict[int, Place]) -> list[tuple[Place, list[int]]]:
@@ -97,8 +110,16 @@ def groups(places: dict[int, Place]) -> list[tuple[Place, list[int]]]:
 
 
 def _verdict(places: dict[int, Place]) -> str:
-    if len(places) < 2 or not all(found.waits for found in places.values()):
+    if len(places) < 2:
         return ""
+    if not all(found.waits for found in places.values()):
+        calls = {found for found in places.values() if found.waits and found.doing.startswith("waits in ")}
+        if len(calls) != 1:
+            return ""
+        (call,) = calls
+        return (
+            f"; nobody else has come to the {call.doing.removeprefix('waits in ')} at {call.at}, which needs every rank"
+        )
     if len({(found.doing, found.at) for found in places.values()}) > 1:
         return "; all wait, and not in the same call"
     return "; all wait in the same call, so the network or a GPU holds them up"

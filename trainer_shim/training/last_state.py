@@ -72,8 +72,11 @@ class LastState:
     # -- on the client's thread ------------------------------------------------------------------------------------
 
     def write_overdue(self) -> None:
-        """Where the job ends and the step under way has had its share of the time."""
+        """Where the job ends and the step under way has had its share of the time; or the world, which does none."""
         client = self._membership.client
+        if client is not None and client.stalled:
+            client.stalled = False
+            self._write()
         if client is None or client.ends_at is None or self._written:
             return
         now = time.monotonic()

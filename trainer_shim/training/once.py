@@ -34,11 +34,14 @@ def on_rank_0(session: Session, function: Callable[..., Any], args: tuple[Any, .
     outcome: tuple[bool, Any] = (False, None)
     error: Exception | None = None
     if session.rank == 0 or session.model().sharded:
+        session.reporting.away(True)
         try:
             outcome = (True, _sendable(function, _quietly(session, function, args, kwargs)))
         except Exception as caught:
             error = caught
             outcome = (False, f"{type(caught).__name__}: {caught}")
+        finally:
+            session.reporting.away(False)  # where others never come, that is a hang
     worked, result = share(session, outcome)
     if error is not None:
         raise error

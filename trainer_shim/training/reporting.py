@@ -132,7 +132,7 @@ class Reporting:
         self.beat()
 
     def away(self, away: bool) -> None:
-        """The script is, or no longer is, in what may take any time (job.once)."""
+        """The script is, or no longer is, in a function that may take its time (job.once)."""
         self._away = away
         self.beat()
 

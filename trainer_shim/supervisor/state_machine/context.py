@@ -68,6 +68,8 @@ class RunLimits:
     """From Slurm's SIGTERM to the end of the job, a little less than to its SIGKILL."""
     hang_s: float = 300.0
     """Shortest time without a step after which all ranks' stacks are shown."""
+    hang_end_s: float = 0.0
+    """Time without a step after which the world is ended, once that is said; 0: it is not."""
     failures: int = 3
     """Consecutive failures without a newer checkpoint after which the job fails; of the same error in the script the
     second."""
@@ -156,6 +158,10 @@ class SupervisorContext:
         """The job is to end with this code as soon as a checkpoint is written."""
         self.requeue_id = 0
         """The resize for which a checkpoint is to be written, to start again at another size; 0: none."""
+        self.stalled = False
+        """It is said that no step is done."""
+        self.restart_id = 0
+        """The resize that the restart under way carries out; 0: none."""
         self.requeue_from_step = 0
         """A checkpoint of an earlier step is not good enough for it."""
         self._incarnations: dict[tuple[events.AgentKey, int], int] = {}

@@ -324,6 +324,13 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True)
+class EndStalled:
+    """Have rank 0 of a world that does no step write what it has, and begin a new generation from that."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class UndoResize:
     """Give the resize under way up, if there is one."""
 

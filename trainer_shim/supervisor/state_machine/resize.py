@@ -41,7 +41,7 @@ class Resizes(Part):
             events.JobTerminating: self._job_terminating,
             events.UndoResize: lambda event: self._undo(event.detail, event.phase, event.unreached),
             events.ResizeRolledBack: self._rolled_back,
-            events.Restarting: lambda event: self._called_off.clear(),
+            events.Restarting: lambda event: self._restarting(),
             events.EndJob: lambda event: self._undo("the job is ending", "withdrawn"),
         }
 
@@ -103,6 +103,9 @@ class Resizes(Part):
             context.report_phase(resize.id, "failed", str(error))
             return
         context.report_phase(resize.id, "accepted")
+        if context.stalled and not (again or resize.add):
+            self._restart_with(resize, keep)
+            return
         batch, wait_s = resize.batch or context.batch, resize.wait_s
         context.resize = RunningResize(resize.id, keep, batch, wait_s, resize.reason, awaited=len(resize.add))
         if again:
@@ -125,6 +128,16 @@ class Resizes(Part):
         context.report_phase(resize.id, "granted")
         for piece in pieces:
             context.emit(events.StartAgents(piece))
+
+    def _restart_with(self, resize: Resize, keep: tuple[Piece, ...]) -> None:
+        """A world that does no step agrees on nothing: it is ended, and begins again on what is kept."""
+        context = self._context
+        context.pieces, context.batch, context.restart_id = keep, resize.batch or context.batch, resize.id
+        context.emit(events.EndStalled(f"resize {resize.id} of a training that does no step"))
+
+    def _restarting(self) -> None:
+        self._called_off.clear()
+        self._context.quit_agents(sorted(set(self._context.agents) - set(agents_of(self._context.pieces))))
 
     def _save_for_requeue(self, resize: Resize) -> None:
         context = self._context

@@ -96,7 +96,8 @@ class Restarts(Part):
         if context.mode is not Mode.FORMING or world is None or event.generation != world.generation:
             return
         context.enter(world, context.pieces)
-        context.report_phase(0, "running", "", event.message)
+        resize_id, context.restart_id = context.restart_id, 0
+        context.report_phase(resize_id, "running", "", event.message)
         where = ", ".join(f"{len(piece.nodes)} x {piece.gpus_per_node} of {piece.kind}" for piece in context.pieces)
         text = f"generation {world.generation}: {len(world.members)} workers ({where}), from {world.source}"
         context.do(Print(text))

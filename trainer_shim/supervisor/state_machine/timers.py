@@ -86,6 +86,16 @@ class StacksTimer(Timer):
 
 
 @dataclass(frozen=True, slots=True)
+class HangEndTimer(Timer):
+    """A world that does no step is to be ended, as the user has said."""
+
+
+@dataclass(frozen=True, slots=True)
+class StalledSaveTimer(Timer):
+    """The time for rank 0 of such a world to write what it has is over."""
+
+
+@dataclass(frozen=True, slots=True)
 class LastCheckpointTimer(Timer):
     """The time for the last checkpoint is over."""
 

@@ -15,7 +15,7 @@ from .. import hangs
 from . import events
 from .actions import AskStacks, ForwardReport, Print, Send
 from .context import Handlers, Mode, Part, SupervisorContext, number
-from .timers import HangTimer, StacksTimer
+from .timers import HangEndTimer, HangTimer, StacksTimer, StalledSaveTimer
 from .workers import Worker
 
 ANSWER_S = 6.0
@@ -23,6 +23,10 @@ ANSWER_S = 6.0
 TOO_LATE_S = 5.0
 """A timer that is so late says that this process was stopped itself."""
 SHOWN_FRAMES = 5
+STALLED_SAVE_S = 20.0
+"""How long rank 0 of a world that is to be ended may write what it has."""
+MOST_ENDS, ENDS_WITHIN_S = 3, 86400.0
+"""So many worlds are ended for a hang in that time; after that it is only said."""
 
 
 class WorkerMessages(Part):
@@ -153,55 +157,79 @@ class Hangs(Part):
         self._generation, self._step = 0, -1
         self._usual_s = self._longest_s = 0.0
         self._since = self._due = 0.0
-        self._told = False
+        self._away = False
+        """Rank 0 is in job.once()."""
+        self._longest_away_s = 0.0
         self._asked: dict[str, events.StackSeen | None] = {}
         """Workers that were asked, with their answers."""
+        self._ended: list[float] = []
+        """When worlds were ended for a hang."""
+        self._why = ""
+        """Why this one is, while what it has is written."""
 
     def handlers(self) -> Handlers:
         return {
             events.StepsDone: self._steps_done,
             events.StackSeen: self._stack_seen,
             events.Restarting: lambda event: self._forget(),
+            events.TrainingOver: lambda event: self._over(),
+            events.EndStalled: self._save_and_end,
+            events.CheckpointSaved: lambda event: self._end_now(),
             HangTimer: self._no_step,
             StacksTimer: lambda event: self._tell(),
+            HangEndTimer: lambda event: self._end_world(),
+            StalledSaveTimer: lambda event: self._end_now(),
         }
 
     def _steps_done(self, event: events.StepsDone) -> None:
         """Rank 0 of a world says how far it is."""
         context = self._context
+        if context.mode is Mode.FINISHING:
+            return
+        took = context.now - self._since
+        if self._away and not event.away:
+            self._longest_away_s = max(self._longest_away_s, took)
         if event.generation > self._generation:
             self._forget()
             self._generation, self._step, self._since = event.generation, event.step, context.now
         elif event.step > self._step:
-            took = context.now - self._since
             if self._usual_s:
                 self._longest_s = max(self._longest_s, took)
-            if self._told:
-                self._told = False
+            if context.stalled:
+                context.stalled = False
+                context.timers.cancel(HangEndTimer())
                 said = f"training goes on, after {took:.0f} s without a step"
                 context.do(Print(said))
                 context.report_phase(0, "steps_again", said)
             self._step, self._since = event.step, context.now
             self._stop_asking()
-        elif self._told and not event.away:
+        elif context.stalled and not event.away:
             return
         else:
-            self._since = context.now  # it comes back from job.once()
-        self._usual_s = event.usual_s
-        if event.away:
-            context.timers.cancel(HangTimer())
-        else:
-            self._wait()
+            self._since = context.now  # it goes to job.once(), or comes back
+        self._usual_s, self._away = event.usual_s, event.away
+        self._wait()
 
     def _wait(self) -> None:
         resize = self._context.resize
         usual_s = 0.0 if resize is not None and resize.agreed else self._usual_s
-        self._due = self._context.now + hangs.patience(self._context.limits.hang_s, usual_s, self._longest_s)
+        longest_s = self._longest_away_s if self._away else self._longest_s
+        self._wait_for(hangs.patience(self._context.limits.hang_s, usual_s, longest_s))
+
+    def _wait_for(self, seconds: float) -> None:
+        self._due = self._context.now + seconds
         self._context.timers.set(HangTimer(), self._due)
+
+    def _over(self) -> None:
+        """No step is to come; what the script does behind its loop may take long, and not for ever."""
+        self._forget()
+        self._since = self._context.now
+        self._wait_for(hangs.LONGEST_PATIENCE_S)
 
     def _no_step(self, event: HangTimer) -> None:
         context = self._context
-        if context.mode not in (Mode.RUNNING, Mode.FORMING) or context.stop_code is not None:
+        waits = context.mode in (Mode.RUNNING, Mode.FORMING, Mode.FINISHING)
+        if not waits or context.stop_code is not None:
             return
         resize = context.resize
         if context.now - self._due > TOO_LATE_S or (resize is not None and resize.agreed and self._usual_s):
@@ -226,21 +254,51 @@ class Hangs(Part):
         self._stop_asking()
         if world is None or not asked:
             return
-        self._told = True
+        for_s, together = context.now - self._since, all(seen and hangs.in_once(seen.frames) for seen in asked.values())
+        if self._away and together and for_s < hangs.LONGEST_PATIENCE_S:
+            self._wait_for(hangs.LONGEST_PATIENCE_S - for_s)
+            return
         ranks = {name: rank for rank, name in enumerate(world.members) if name in asked}
         answers = {rank: asked[name] for name, rank in ranks.items()}
         places = {
             rank: hangs.place(seen.frames, seen.problem) if seen else hangs.place(()) for rank, seen in answers.items()
         }
         nodes = {rank: context.workers[name].agent[1] for name, rank in ranks.items() if name in context.workers}
-        said = hangs.sentence(context.now - self._since, self._usual_s, places, nodes)
-        context.do(Print(f"{said}; the whole stacks are in the logs of the ranks, and nothing was ended"))
+        over = context.mode is Mode.FINISHING
+        said = hangs.sentence(for_s, self._usual_s, places, nodes, over)
+        ends_s = 0.0 if over else context.limits.hang_end_s
+        then = f"the world is ended after {ends_s:.0f} s" if ends_s else "nothing was ended"
+        context.do(Print(f"{said}; the whole stacks are in the logs of the ranks, and {then}"))
         for _, same in hangs.groups(places)[: hangs.SHOWN_GROUPS]:
             seen = answers[same[0]]
             frames = [frame for frame in (seen.frames if seen else ()) if not hangs.is_own(frame)]
             for frame in frames[:SHOWN_FRAMES]:
                 context.do(Print(f"  rank {same[0]}| {frame}"))
-        context.report_phase(0, "stalled", said[:1000])
+        context.report_phase(0, "stalled", said[:1000], {"pause_s": for_s})
+        context.stalled = not over
+        if ends_s:
+            context.timers.set(HangEndTimer(), max(context.now, self._since + ends_s))
+
+    def _end_world(self) -> None:
+        """It has done no step for as long as the user bears it."""
+        context = self._context
+        self._ended = [at for at in self._ended if context.now - at < ENDS_WITHIN_S]
+        if len(self._ended) >= MOST_ENDS:
+            context.do(Print(f"the world is not ended: {MOST_ENDS} were within a day (--hang-end)"))
+            return
+        self._ended.append(context.now)
+        self._save_and_end(events.EndStalled(f"no step for {context.now - self._since:.0f} s (--hang-end)"))
+
+    def _save_and_end(self, event: events.EndStalled) -> None:
+        context, self._why = self._context, event.why
+        if context.world is not None:
+            context.do(Send(context.world.members[0], {"type": "stalled"}))
+        context.timers.set(StalledSaveTimer(), context.now + STALLED_SAVE_S)
+
+    def _end_now(self) -> None:
+        """What rank 0 has is written, or is not in time."""
+        if self._why:
+            self._context.emit(events.Restart(self._why, 1))
 
     def _stop_asking(self) -> None:
         self._asked = {}
@@ -249,9 +307,11 @@ class Hangs(Part):
     def _forget(self) -> None:
         """Another world, or none: what was noted does not describe it."""
         self._stop_asking()
-        self._context.timers.cancel(HangTimer())
-        self._usual_s = self._longest_s = 0.0
-        self._told = False
+        for timer in (HangTimer(), HangEndTimer(), StalledSaveTimer()):
+            self._context.timers.cancel(timer)
+        self._usual_s = self._longest_s = self._longest_away_s = 0.0
+        self._context.stalled = self._away = False
+        self._why = ""
 
 
 def _pace(value: object) -> Pace | None:

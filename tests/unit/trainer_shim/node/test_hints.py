@@ -23,6 +23,10 @@ def says(run: Callable[[], object]) -> str:
     return hint(caught.value)
 
 
+def no_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
 @pytest.mark.parametrize(
     ("run", "call", "instead"),
     [
@@ -33,9 +37,10 @@ def says(run: Callable[[], object]) -> str:
         (lambda: DistributedSampler([1, 2], 0, -1), "job.rank is -1 before the loop", "job.loader(dataset)"),
         (lambda: dist.init_process_group("gloo"), "init_process_group()", "the job makes the process groups"),
         (lambda: os.environ["LOCAL_RANK"], "LOCAL_RANK", "job.device"),
+        (lambda: no_memory(), "ran out of the GPU's memory", "join(micro_batch=...)"),
     ],
 )
-def test_what_torchrun_would_have_set_is_named(run: Callable[[], object], call: str, instead: str) -> None:
+def test_what_a_script_has_to_write_instead_is_named(run: Callable[[], object], call: str, instead: str) -> None:
     """The call, its line, and what takes its place."""
     said = says(run)
     assert said.startswith(f"{HERE} line ") and call in said and instead in said.partition("accepted: ")[2], said

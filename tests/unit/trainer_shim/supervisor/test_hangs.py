@@ -13,16 +13,32 @@ from local_run import Run
 from supervisor_harness import Drive
 from waiting import wait_until
 
+from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.trainer_shim.node import stacks
 from slurm_elastic.trainer_shim.supervisor import hangs
 from slurm_elastic.trainer_shim.supervisor.hangs import Place, patience, place, ranges, sentence
-from slurm_elastic.trainer_shim.supervisor.state_machine.actions import AskStacks, Kill, Print, ReportPhase
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
+    AskStacks,
+    Kill,
+    Print,
+    QuitAgent,
+    ReportPhase,
+    Send,
+)
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import StackSeen, WorkerExit
 from slurm_elastic.trainer_shim.supervisor.state_machine.timers import HangTimer
-from slurm_elastic.trainer_shim.supervisor.state_machine.worker_messages import ANSWER_S
+from slurm_elastic.trainer_shim.supervisor.state_machine.worker_messages import ANSWER_S, STALLED_SAVE_S
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 IN_BACKWARD = (f"{TORCH}/autograd/graph.py:979 _engine_run_backward", "/home/a/train.py:15 <module>")
+ONCE = "/x/slurm_elastic/trainer_shim/training/once.py"
+IN_ONCE = ("/home/a/train.py:7 evaluate", f"{ONCE}:130 _quietly", "/home/a/train.py:14 <module>")
+FOR_RANK_0 = (
+    "/x/slurm_elastic/trainer_shim/world/objects.py:50 share",
+    f"{ONCE}:46 on_rank_0",
+    "/home/a/train.py:14 <module>",
+)
 IN_LOAD = ("/home/a/data.py:7 load", "/home/a/train.py:12 <module>")
 
 
@@ -70,6 +86,7 @@ def test_how_long_a_training_may_do_no_step(usual: float, longest: float, expect
             (f"{TORCH}/nn/modules/linear.py:125 forward", "/home/a/m.py:3 forward"),
             Place("is", "m.py line 3 in forward()", False),
         ),
+        (IN_ONCE, Place("is in job.once()", "train.py line 7 in evaluate()", False)),
     ],
 )
 def test_where_a_rank_is(frames: tuple[str, ...], expected: Place) -> None:
@@ -90,6 +107,8 @@ def test_one_sentence_says_who_waits_for_whom() -> None:
     assert "rank 1 on n0 is stopped by a signal; rank 0" in said
     barrier = place((f"{TORCH}/distributed/distributed_c10d.py:48 barrier", "/home/a/train.py:9 main"))
     assert sentence(63.2, 0.0, {0: waiting, 1: barrier}, nodes).endswith("; all wait, and not in the same call")
+    alone = "; nobody else has come to the barrier() at train.py line 9 in main(), which needs every rank"
+    assert sentence(63.2, 0.0, {0: loading, 1: barrier}, nodes).endswith(alone)
     assert ranges([7, 1, 2, 3]) == "1-3, 7"
 
 
@@ -145,14 +164,22 @@ def test_ranks_that_do_not_answer_are_named() -> None:
     assert any("rank 3 on n2 does not answer" in line.text for line in drive.every(Print))
 
 
+def stalled(drive: Drive) -> str:
+    """What was said last of a hang; nothing if nothing was."""
+    told = [action.phase for action in drive.every(ReportPhase) if action.phase.phase == "stalled"]
+    return told[-1].detail if told else ""
+
+
+def ask(drive: Drive, *places: tuple[str, ...]) -> None:
+    """The ranks are asked, and answer where they are: the last place is that of all others."""
+    assert drive.new(AskStacks)
+    for rank, worker in enumerate(drive.members()):
+        drive(StackSeen(worker, places[min(rank, len(places) - 1)]))
+
+
 def test_what_takes_its_time_is_no_hang() -> None:
-    """job.once(), first steps, a restart, an end, and a supervisor that was stopped itself."""
+    """First steps, an end, and a supervisor that was stopped itself."""
     drive = Drive().up()
-    beat(drive, 5)
-    beat(drive, 5, away=True)
-    drive.wait(9000.0)
-    beat(drive, 5)
-    drive.wait(299.0)
     beat(drive, 6, usual_s=0.0)
     drive.wait(hangs.FIRST_STEPS_S - 1)
     beat(drive, 7)
@@ -163,6 +190,103 @@ def test_what_takes_its_time_is_no_hang() -> None:
     drive.say("10.n1.0", "done", step=5, finished=True)
     drive.wait(301.0)
     assert not drive.every(AskStacks)
+
+
+def test_a_function_of_rank_0_is_no_hang_for_an_hour() -> None:
+    """As long as all others wait for it in job.once(); the ranks are asked once in each call, and not where the
+    last one took as long."""
+    drive = Drive().up()
+    beat(drive, 5)
+    beat(drive, 5, away=True)
+    drive.wait(301.0)
+    ask(drive, IN_ONCE, FOR_RANK_0)
+    drive.wait(3000.0)
+    assert len(drive.every(AskStacks)) == 2 and not stalled(drive)
+    beat(drive, 5)
+    beat(drive, 6)
+    beat(drive, 6, away=True)
+    drive.wait(3301.0)
+    assert len(drive.every(AskStacks)) == 2
+    drive.wait(300.0)
+    ask(drive, IN_ONCE, FOR_RANK_0)
+    assert "rank 0 on n1 is in job.once() at train.py line 7 in evaluate()" in stalled(drive)
+
+
+def test_who_does_not_come_to_the_function_of_rank_0_is_told() -> None:
+    """While it runs, and once it is over and rank 0 waits with its result."""
+    drive = Drive().up()
+    beat(drive, 5)
+    beat(drive, 5, away=True)
+    drive.wait(301.0)
+    ask(drive, IN_ONCE, FOR_RANK_0, IN_LOAD)
+    assert "ranks 2-3 on n2 are at data.py line 7 in load()" in stalled(drive)
+    drive = Drive().up()
+    beat(drive, 5)
+    beat(drive, 5, away=True)
+    drive.wait(200.0)
+    beat(drive, 5)
+    drive.wait(301.0)
+    ask(drive, FOR_RANK_0, FOR_RANK_0, IN_LOAD)
+    assert "ranks 2-3 on n2 are at data.py line 7 in load()" in stalled(drive)
+
+
+def test_a_script_that_does_not_end_behind_its_loop_is_told() -> None:
+    """After an hour, and nothing is ended: what it does there may take as long as it likes."""
+    drive = Drive(limits=RunLimits(hang_end_s=400.0)).up()
+    beat(drive, 5)
+    drive.say("10.n1.0", "done", step=5, finished=True)
+    drive.wait(3601.0)
+    ask(drive, IN_ONCE, IN_LOAD)
+    assert stalled(drive).startswith("the script has not ended, and its loop has for 3601 s: rank 0 on n1 is in job")
+    drive.wait(9000.0)
+    assert not drive.every(Kill)
+
+
+def test_a_hang_is_ended_where_the_user_says_so_and_three_times_a_day() -> None:
+    """Rank 0 writes what it has first, if it can; the world begins again from that. Not before it was told, and not
+    where steps are done again."""
+    drive = Drive(limits=RunLimits(hang_end_s=400.0, failures=9)).up()
+    beat(drive, 5)
+    drive.wait(301.0)
+    ask(drive, IN_BACKWARD)
+    beat(drive, 6)
+    drive.wait(590.0)
+    assert not [send for send in drive.every(Send) if send.message["type"] == "stalled"]
+    drive = Drive(limits=RunLimits(hang_end_s=400.0, failures=9)).up()
+    for number in range(4):
+        generation, first = drive.context.generation, drive.members()[0]
+        drive.say(first, "beat", generation=generation, step=7 + number, usual_s=0.1)
+        drive.wait(301.0)
+        ask(drive, IN_BACKWARD)
+        drive.wait(99.0)
+        if number == 3:
+            break
+        assert Send(first, {"type": "stalled"}) in drive.fresh
+        if number:
+            drive.wait(STALLED_SAVE_S)
+        else:
+            drive.say(first, "saved", step=7)
+        assert drive.context.mode is Mode.RESTARTING
+        drive.settle()
+    assert drive.context.mode is Mode.RUNNING
+    assert "no step for 400 s (--hang-end); starting again from the checkpoint of step 7" in [
+        line.text for line in drive.every(Print)
+    ]
+    assert any("the world is not ended: 3 were within a day" in line.text for line in drive.every(Print))
+
+
+def test_a_hang_gives_what_is_asked_of_it() -> None:
+    """A world that does no step agrees on no change: it is ended, and begins again with fewer GPUs."""
+    drive = Drive().up()
+    beat(drive, 5)
+    drive.wait(301.0)
+    ask(drive, IN_BACKWARD)
+    drive.order(3, (Piece(10, "base", ("n1",), 2),), batch=32)
+    drive.say("10.n1.0", "saved", step=5)
+    assert drive.context.mode is Mode.RESTARTING and QuitAgent((10, "n2")) in drive.done
+    drive.settle()
+    assert len(drive.members()) == 2 and drive.context.batch == 32
+    assert drive.phases(3) == ["accepted", "running"] and not drive.context.stalled
 
 
 def test_a_rank_killed_after_a_hang_ends_the_watch() -> None:
@@ -218,3 +342,15 @@ def test_a_real_hang_says_where_each_rank_is_and_goes_on(start: Callable[..., Ru
         os.kill(worker, signal.SIGCONT)
         daemon.wait_phase(0, "steps_again")
         assert "starting again" not in run.text()
+
+
+def test_a_real_hang_is_ended_and_nothing_is_lost(start: Callable[..., Run], tmp_path: Path) -> None:
+    """--hang-end: rank 0 writes the last step that it has done, though it waits in backward; all go on there."""
+    hangs_once = "if job.rank == 1 and job.generation == 1 and job.global_step == 99:"
+    (tmp_path / "train.py").write_text(SCRIPT.replace("if job.rank == 1:", hangs_once))
+    (tmp_path / "hang").touch()
+    words = ("--nproc", "2", "--no-daemon", "--hang-after", "2", "--hang-end", "2", "--checkpoint-every", "3000")
+    run = start(*words, "train.py")
+    run.says("generation 2: 2 workers")
+    assert "(--hang-end); starting again from the checkpoint of step 99" in run.text()
+    assert "the state of step 99 is written" in run.text()
