@@ -49,6 +49,8 @@ class Shape:
     qos: str = ""
     node_list: tuple[str, ...] = ()
     """Nodes it must get; empty: Slurm chooses."""
+    by: str = ""
+    """The command that asks for it, salloc or sbatch; empty: salloc, and sbatch where the site refuses that."""
 
     @property
     def gpus(self) -> int:

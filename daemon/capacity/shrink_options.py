@@ -27,9 +27,8 @@ class DropRule:
     """Of the pieces: base, component or companion."""
     price: int
     """Per GPU, against the other kinds: the cheapest go first."""
-    batch_host_stays: bool = False
     first_node_stays: bool = False
-    """As long as the piece does not go whole."""
+    """Or its batch host, which always does, as long as the piece does not go whole."""
     whole: bool = False
     """The piece may go whole."""
     in_parts: bool = True
@@ -37,11 +36,12 @@ class DropRule:
     first: bool = False
     """All pieces of this kind go at once, and before anything else of the job goes."""
 
-    def staying(self, piece: Piece, batch_host: str) -> str | None:
+    def staying(self, piece: Piece, batch_hosts: Collection[Unit]) -> str | None:
         """The node without which the piece's Slurm job cannot go on; None: any may go."""
-        if self.batch_host_stays and batch_host in piece.nodes:
-            return batch_host
-        return piece.nodes[0] if self.batch_host_stays or self.first_node_stays else None
+        for node in piece.nodes:
+            if (piece.slurm_job_id, node) in batch_hosts:
+                return node
+        return piece.nodes[0] if self.first_node_stays else None
 
 
 @record(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Giver:
     job_id: int
     pieces: tuple[Piece, ...]
     """Base first, companions oldest first."""
-    batch_host: str
+    batch_hosts: frozenset[Unit]
     sizes: frozenset[int]
     rules: Mapping[str, DropRule]
     """By kind of piece, for the kinds that it may give up."""
@@ -92,7 +92,7 @@ def _droppable(giver: Giver) -> dict[Unit, tuple[Unit, ...]]:
             continue
         for node in piece.nodes:
             unit = (piece.slurm_job_id, node)
-            if rule.in_parts and rule.staying(piece, giver.batch_host) != node:
+            if rule.in_parts and rule.staying(piece, giver.batch_hosts) != node:
                 found[unit] = (unit,)
             elif rule.whole:
                 others = tuple((piece.slurm_job_id, other) for other in piece.nodes if other != node)
@@ -159,7 +159,7 @@ def _cuts(giver: Giver, piece: Piece, rank: int, forced: frozenset[Unit]) -> lis
     rule = giver.rules.get(piece.kind)
     if rule is None:
         return [(piece, 0)]
-    fixed = rule.staying(piece, giver.batch_host)
+    fixed = rule.staying(piece, giver.batch_hosts)
     if not rule.in_parts:
         cost = rule.price * (1 + min(rank, 900)) * piece.gpus
         return [(piece, 0)] * (not gone) + [(None, cost)] * rule.whole

@@ -280,6 +280,11 @@ class Settings:
     """How long a companion may stay pending before the resize is given up; at least two of Slurm's `bf_interval`, for a
     companion that waits beside others is looked at once in each."""
 
+    companion_by: str = choice("auto", "auto", "salloc", "sbatch")
+    """How companions are asked for: by salloc, as an allocation without a script, or by sbatch, with a script that only
+    holds the nodes. `auto`: by salloc, and where the site refuses that, by sbatch. Where it refuses that nodes are
+    named, too, on those that Slurm chooses."""
+
     companion_qos: str = text("", r"|[a-z0-9_.@+-]+", "the name of a QOS in small letters, or nothing")
     """QOS that companions are submitted with; empty: their job's. All users whose jobs are elastic must be allowed to
     use it. With PreemptType=preempt/qos, jobs that may preempt it take companions alone. Its limits then hold for

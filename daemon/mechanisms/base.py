@@ -186,7 +186,7 @@ class Mechanism(ABC):
         nodes, slurm_job_id = held.piece.nodes, held.piece.slurm_job_id
         kept = tuple(node for node in nodes if (slurm_job_id, node) not in due)
         if kept or not self.drops.whole:
-            stays = self.drops.staying(held.piece, job.base.batch_host)
+            stays = self.drops.staying(held.piece, {(slurm_job_id, held.job.batch_host)})
             kept = tuple(node for node in nodes if node in kept or node == stays)
         if not kept:
             return Cancel(job.job_id, slurm_job_id, why)

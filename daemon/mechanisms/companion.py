@@ -46,7 +46,7 @@ class CompanionJob(Mechanism):
     def place(self, job: ResizableJob, keep: tuple[Piece, ...], gpus: int, free: FreeNodes) -> Placement | None:
         more = gpus - sum(piece.gpus for piece in keep)
         base, limits = job.job.base, free.companions
-        allowed = (limits.most_on_a_node(base), limits.companion_qos) if limits else (0, "")
+        allowed = (limits.most_on_a_node(base), limits.companion_qos, limits.by) if limits else (0, "", "")
         template = ShapeTemplate.of(base, *allowed)
         for soon in (False, True):
             shapes = _placed(job, keep, more, template, free, soon)

@@ -16,7 +16,7 @@ from .base import ChosenWay, Mechanism, ResizableJob
 
 class ShrinkInPlace(Mechanism):
     name = "shrink"
-    drops = DropRule("base", price=1_000_000, batch_host_stays=True)
+    drops = DropRule("base", price=1_000_000, first_node_stays=True)
     asks = (EventKind.SHRINK,)
 
     def carries(self, resize: Resize) -> bool:

@@ -87,7 +87,8 @@ class RoundContext:
         elastic = [(running.job.base, holds(running, usage)) for running in limited]
         qos = inputs.settings.companion_qos
         slurm = gpu_limits(usage, elastic, room.promised, qos)
-        self.companions = CompanionLimits(usage, room.promised, qos)
+        by = inputs.settings.companion_by
+        self.companions = CompanionLimits(usage, room.promised, qos, "" if by == "auto" else by)
         self.limits = Limits(inputs.settings.gpu_limits, running_jobs.values(), slurm)
         self.draining = draining(inputs.snapshot.nodes)
         """Names of nodes that are to become empty."""

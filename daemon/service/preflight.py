@@ -44,6 +44,7 @@ def check(settings: Settings) -> int:
     if settings.tls_cert or settings.tls_ca:
         tries["tls"] = _check_tls
     tries["names"] = _check_names
+    tries["companions"] = _check_companions
     if not settings.user_mode:
         tries["rights"] = _check_rights
         tries["epilog"] = _check_epilog
@@ -192,6 +193,25 @@ def about_epilog(settings: Settings, epilog: str) -> str:
         f"{epilog} still runs on a single node that was given back when the next job starts there; "
         "if it cleans GPUs or disks: release_by = job"
     )
+
+
+def _check_companions(settings: Settings) -> str:
+    """Of each form whether Slurm would take it from this user. A refusal is told and is no failure: Slurm may have no
+    account for the daemon's user, and a site may have other rules for it."""
+    client = CommandClient(settings.slurm_conf)
+    nodes = (node for node in client.snapshot().nodes.values() if node.gpus and node.schedulable and node.partitions)
+    node = next(
+        (node for node in nodes if not settings.partitions or set(node.partitions) & {*settings.partitions}), None
+    )
+    if node is None:
+        return "not tried: no node has GPUs and takes jobs"
+    partition = next(name for name in node.partitions if not settings.partitions or name in settings.partitions)
+    told = []
+    for way, by in (("salloc", "srun"), ("sbatch", "sbatch")):
+        named, unnamed = (client.refuses(by, name, partition) for name in (node.name, ""))
+        only = f"only where Slurm chooses the nodes ({named})" if named and not unnamed else "can be asked for"
+        told.append(f"by {way} {f'refused ({unnamed})' if unnamed and named else only}")
+    return f"in partition {partition}, {'; '.join(told)}"
 
 
 def _check_companion_qos(settings: Settings) -> str:

@@ -289,6 +289,14 @@ class CommandClient(SlurmClient):
         found = re.search(r"(?m)^Epilog(?:\[\d+\])?\s*=\s*(/\S+)", self._shown("show", "config"))
         return found[1] if found else ""
 
+    def refuses(self, by: str, node: str, partition: str) -> str:
+        """Why Slurm, or the site's plugin, would refuse a job of one GPU; empty: it would not. `by`: srun, for a job
+        without a script, or sbatch; `node`: one that it must get, or empty. Nothing is submitted."""
+        words = [by, "--test-only", "-N1", "--gres=gpu:1", "--time=1", f"--partition={partition}"]
+        words += [f"--nodelist={node}"] if node else []
+        done = self._run([*words, *(["--wrap=true"] if by == "sbatch" else ["true"])])
+        return "" if done.returncode == 0 else _said(done)
+
     def _configured(self, key: str) -> str:
         found = re.search(rf"(?m)^{key}\s*=\s*([^\s(]+)", self._shown("show", "config"))
         return found[1] if found else ""

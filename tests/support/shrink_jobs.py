@@ -24,7 +24,7 @@ def giver(roster: Roster, job_id: int) -> Giver:
     return Giver(
         job_id,
         job.pieces,
-        job.base.batch_host,
+        frozenset((held.job.job_id, held.job.batch_host) for held in job.held),
         frozenset(job.request.sizes()),
         drop_rules(job.request.via),
         {held.job.job_id: per_node(held.job) for held in job.held},

@@ -1,4 +1,4 @@
-"""The commands that a supervisor runs: agents by srun, companions by salloc, and what Slurm is asked. Pure.
+"""The commands that a supervisor runs: agents by srun, companions by salloc or sbatch, and what Slurm is asked. Pure.
 
 Every command runs in an environment without the batch job's SLURM_ variables: srun and salloc would otherwise take
 their defaults from a job that has changed since, or is not the one meant.
@@ -29,6 +29,10 @@ TAG = "selastic:companion-of="
 """Begins the comment of a companion."""
 TIME_MIN = 5
 """Minutes for which a companion is worth having, where a waiting job is to start on its nodes."""
+Form = tuple[str, bool]
+"""A way to ask for a companion: by salloc or sbatch, and whether its nodes are named."""
+_SBATCH = ("sbatch", "--parsable", "--no-requeue", "--output=/dev/null", "--chdir=/")
+_SLURMS_OWN = ("violates accounting", "node configuration", "odes required for job", "odes are busy", "node not avail")
 STEP_S = 5
 """Seconds that srun waits for Slurm to create a step. Left to itself it waits for slurmctld's word, which a slurmctld
 that was started again meanwhile does not owe it, and asks again only after SlurmctldTimeout."""
@@ -121,11 +125,23 @@ def unanswered(said: str) -> bool:
     return any(word in said for word in ("contact slurm controller", "timed out", "ero bytes"))
 
 
-def salloc(shape: Shape, base: SlurmJob, resize_id: int, minutes: int | None) -> list[str]:
-    """Ask for a companion: an allocation that no process holds. `minutes`: rest of the base's time; None: no limit."""
-    words = [
-        "salloc",
-        "--no-shell",
+def forms(by: str, node_list: Sequence[str]) -> list[Form]:
+    """Every way to ask for a companion, the best first: some sites refuse jobs without a script, or node lists."""
+    ways = [by] if by else ["salloc", "sbatch"]
+    return [(way, named) for named in ((True, False) if node_list else (False,)) for way in ways]
+
+
+def of_the_site(refusal: str) -> bool:
+    """Whether a rule of the site may have refused a companion, so that it may be had in another form: not one of
+    Slurm's own limits, or nodes that are taken."""
+    return not unanswered(refusal) and not any(words in refusal for words in _SLURMS_OWN)
+
+
+def companion(shape: Shape, base: SlurmJob, resize_id: int, minutes: int | None, form: Form) -> list[str]:
+    """Ask for a companion: an allocation that no process holds, or one that a script holds which does nothing.
+    `minutes`: rest of the base's time; None: no limit."""
+    words = [*(["salloc", "--no-shell"] if form[0] == "salloc" else _SBATCH)]
+    words += [
         "--no-kill",  # a node that fails takes only itself
         f"--nodes={shape.nodes}",
         "--ntasks-per-node=1",
@@ -144,11 +160,14 @@ def salloc(shape: Shape, base: SlurmJob, resize_id: int, minutes: int | None) ->
         "partition": shape.partition or base.partition,
         "account": shape.account or base.account,
         "qos": shape.qos,
-        "nodelist": ",".join(shape.node_list),
+        "nodelist": ",".join(shape.node_list) if form[1] else "",
+        "constraint": "" if form[1] else base.features,
+        "exclude": "" if form[1] else base.excluded,
         "wckey": base.wckey,
         "mem": f"{shape.mem_mb_per_node}M" if shape.mem_mb_per_node else "",
     }
-    return [*words, *(f"--{key}={value}" for key, value in optional.items() if value)]
+    words += [f"--{key}={value}" for key, value in optional.items() if value]
+    return words if form[0] == "salloc" else [*words, "--wrap=exec sleep infinity"]
 
 
 def list_waiting() -> list[str]:

@@ -1,4 +1,4 @@
-"""Companions of a base job: asked for by salloc, found, and given back. Asynchronous; holds no lock, decides nothing.
+"""Companions of a base job: asked for by salloc or sbatch, found, and given back. Asynchronous; holds no lock.
 
 Whatever was asked for is cancelled when it is dropped, also when the grant and the change of mind cross, and forgotten
 when the job uses it no more. At the end Slurm itself is asked for what still carries this job's tag, until it lists
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.errors import SlurmError
@@ -28,7 +28,10 @@ Emit = Callable[[Event], None]
 _JOB_ID = re.compile(r"job allocation (\d+)")
 _NOW = re.compile(r"^sdiag output at .*\((\d+)\)\s*$", re.MULTILINE)
 KILL_AFTER_S = 10.0
-CONFIGURING_S = 0.5
+_SUBMITTED = re.compile(r"(\d+)")
+"""What sbatch --parsable prints."""
+CONFIGURING_S, QUEUED_S = 0.5, 1.0
+"""Pauses between two looks at one whose nodes boot, or that waits in the queue."""
 ASK_AGAIN_S = 2.0
 """Pause after a grant without its GPUs."""
 CLOCKS_DIFFER_S = 60.0
@@ -46,6 +49,10 @@ class CompanionRequest:
     resize_id: int
     index: int
     shape: Shape
+    forms: list[commands.Form]
+    """The ways to ask for it that are left, the present one first."""
+    refusals: list[str] = field(default_factory=list)
+    """What was said to the others."""
     process: subprocess.Popen[bytes] | None = None
     job_id: int = 0
     minutes: int | None = None
@@ -73,12 +80,15 @@ class Companions:
         """Those under way, and those granted that the job uses."""
         self._jobs: dict[int, SlurmJob] = {}
         """Those granted, by job id."""
+        self._granted: commands.Form | None = None
+        """How the last one was had: that way is tried first."""
         self.swept = False
         """After `close`: nothing of this job is left in Slurm."""
 
     def submit(self, resize_id: int, index: int, shape: Shape, wait_s: float) -> None:
         """Ask for one. What has no nodes after `wait_s` seconds is taken back and refused."""
-        asked = CompanionRequest(resize_id, index, shape)
+        forms = sorted(commands.forms(shape.by, shape.node_list), key=lambda form: form != self._granted)
+        asked = CompanionRequest(resize_id, index, shape, forms)
         self._asked.append(asked)
         self._loop.after(max(wait_s, 1.0), lambda: self._too_late(asked, wait_s))
         self._loop.after(wait_s / 3, lambda: self._shorten(asked))
@@ -143,8 +153,21 @@ class Companions:
             self._refuse(asked, asked.dropped)
             return
         asked.minutes = minutes_left(base.end_time, now)
-        command = commands.salloc(asked.shape, base, asked.resize_id, asked.minutes)
-        asked.process = self._children.start(command, self._env, lambda ended: self._answered(asked, ended))
+
+        def answered(ended: Ended) -> None:
+            refused, others = said(ended.err), asked.forms[1:]
+            if base.features.startswith("["):  # only nodes that are named are sure to be of the base's kind
+                others = [form for form in others if form[1]]
+            if ended.code != 0 and not asked.dropped and others and commands.of_the_site(refused):
+                asked.refusals.append(refused)
+                asked.forms = others
+                self._ask_until(asked, base, now)
+            else:
+                self._answered(asked, ended)
+
+        command = commands.companion(asked.shape, base, asked.resize_id, asked.minutes, asked.forms[0])
+        process = self._children.start(command, self._env, answered)
+        asked.process = process if asked.forms[0][0] == "salloc" else None  # sbatch ends by itself, and tells the job
 
     def _shorten(self, asked: CompanionRequest) -> None:
         """Slurm keeps it waiting. Where that is for a job that is to start on its nodes before it would end, let it end
@@ -162,17 +185,18 @@ class Companions:
                 stats = commands.show_slurms_time()
                 self._children.start(stats, self._env, lambda ended: told(starts, self._now_of_slurm(ended)))
 
-        if asked.process is not None and not asked.dropped:
+        if not asked.reported and not asked.dropped:
             self._children.start(commands.list_waiting(), self._env, listed)
 
     def _answered(self, asked: CompanionRequest, ended: Ended) -> None:
         asked.process = None
-        found = _JOB_ID.search(ended.err)
+        found = _JOB_ID.search(ended.err) or _SUBMITTED.match(ended.out)
         asked.job_id = int(found.group(1)) if found else 0
         if asked.dropped or ended.code != 0:
             # A pending request that salloc was killed over is revoked by itself, a granted one is not.
             self._cancel(asked)
-            self._refuse(asked, asked.dropped or said(ended.err) or f"salloc ended with code {ended.code}")
+            told = [*asked.refusals, said(ended.err) or f"{asked.forms[0][0]} ended with code {ended.code}"]
+            self._refuse(asked, asked.dropped or "; ".join(dict.fromkeys(told))[:MOST_SAID])
             return
         self._look(asked)
 
@@ -181,6 +205,9 @@ class Companions:
 
     def _seen(self, asked: CompanionRequest, ended: Ended) -> None:
         if asked.dropped:
+            return
+        if "JobState=PENDING" in ended.out or (ended.code != 0 and commands.unanswered(ended.err)):
+            self._loop.after(QUEUED_S, lambda: self._look(asked))
             return
         try:
             job = parse_job(ended.out, asked.job_id, self._expand)
@@ -206,6 +233,7 @@ class Companions:
             self._refuse(asked, asked.dropped)
             return
         asked.reported = True
+        self._granted = asked.forms[0]
         self._jobs[job.job_id] = job
         self._emit(CompanionGranted(asked.resize_id, asked.index, piece))
 
@@ -295,8 +323,8 @@ def answer_to(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Comp
 
 
 def said(answer: str) -> str:
-    """All that salloc said, in one line: the limit is named in the line before the last one."""
-    lines = (line.strip().removeprefix("salloc: ").removeprefix("error: ") for line in answer.splitlines())
+    """All that salloc or sbatch said, in one line: the limit is named in the line before the last one."""
+    lines = (re.sub(r"^s(alloc|batch): (error: )?", "", line.strip()) for line in answer.splitlines())
     return "; ".join(line for line in lines if line)[:MOST_SAID]
 
 

@@ -47,6 +47,10 @@ class SlurmJob:
     """As Slurm writes it; since it was last put back into the queue."""
     restarts: int = 0
     """How often it was."""
+    features: str = ""
+    """Of --constraint."""
+    excluded: str = ""
+    """Of --exclude."""
 
     def piece(self, kind: str, workers: int = 0) -> Piece:
         """As a piece; `workers` per node takes the place of GPUs where the job has none.
@@ -106,6 +110,8 @@ def parse_job(text: str, job_id: int, expand: Expand) -> SlurmJob:
         end_time=fields.get("EndTime", "Unknown"),
         submitted=fields.get("SubmitTime", ""),
         restarts=int(fields.get("Restarts") or 0),
+        features=_known(fields.get("Features", "")),
+        excluded=_known(fields.get("ExcNodeList", "")),
         comment=comment.group(1) if (comment := _COMMENT.search(text)) else "",
     )
 

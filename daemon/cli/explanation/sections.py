@@ -305,8 +305,9 @@ def next_steps(facts: Explain) -> list[str]:
         mended = f"once that is mended: selastic hosts --clear {pair.host},{pair.other}"
         lines.append(f"{pair.host} and {pair.other} do not reach each other ({pair.address}): {again}; {mended}")
     failed = facts.last_closed_resize
-    if failed and failed.state == "failed":
-        lines.append(f"resize {failed.id} to {words.gpus(failed.gpus)} failed: {failed.detail or 'no cause was given'}")
+    if failed and failed.state != "done":
+        how = "failed" if failed.state == "failed" else f"was {failed.state}"
+        lines.append(f"resize {failed.id} to {words.gpus(failed.gpus)} {how}: {failed.detail or 'no cause was given'}")
     if blocked and blocked > facts.now:
         lines.append(f"not tried again before {words.clock(facts, blocked)}")
     return [*lines, _can_do(job)]

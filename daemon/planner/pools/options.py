@@ -103,7 +103,7 @@ def _nodes_left(
         Piece(number, kind, tuple(f"{number}.{node}" for node in range(count)), gpus)
         for number, (kind, count, gpus) in enumerate(alike)
     )
-    return nodes_left(Giver(0, pieces, "", frozenset(), registry.drop_rules(via, *releases), {}))
+    return nodes_left(Giver(0, pieces, frozenset(), frozenset(), registry.drop_rules(via, *releases), {}))
 
 
 def in_reach(running: RunningJob, forced: frozenset[Unit], room: int) -> int:

@@ -149,7 +149,7 @@ def _giver(running: RunningJob) -> Giver:
     giver = Giver(
         job_id=job.job_id,
         pieces=running.pieces,
-        batch_host=job.base.batch_host,
+        batch_hosts=frozenset((held.job.job_id, held.job.batch_host) for held in job.held),
         sizes=sizes(job),
         rules=registry.drop_rules(job.request.via, *state.releases),
         share={held.job.job_id: per_node(held.job) for held in job.held},

@@ -14,6 +14,8 @@ from training_job import TrainingJob
 from waiting import wait_until
 
 from slurm_elastic.daemon.capacity.constraints import meets
+from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.service.preflight import check
 from slurm_elastic.protocol.messages import Shape
 
 
@@ -121,3 +123,37 @@ def test_a_constraint_is_read_as_slurm_reads_it(site: SiteCluster) -> None:
     finally:
         for node in sets:
             give(node, "")
+
+
+def test_a_site_without_interactive_jobs_and_node_lists(site: SiteCluster, tmp_path: Path) -> None:
+    """Its plugin refuses jobs without a script, and one that names nodes: the companion is a batch job where Slurm
+    likes, training grows onto it, and leaves it as any other."""
+    tmp_path.chmod(0o755)
+    site.veto("submit", "interactive jobs are not allowed; use sbatch", script="nil")
+    site.veto("submit", "nodes are not to be named", req_nodes="n3")
+    with FakeDaemon() as daemon:
+        job = TrainingJob(site.sandbox, tmp_path, "-N1 --gres=gpu:1", "train.py 800 1 0.1", daemon.env(tmp_path))
+        pieces = daemon.wait_registered().pieces
+        daemon.order(1, job.id, pieces, (Shape(1, 1, node_list=("n3",)),))
+        companion = daemon.wait_phase(1, "running").pieces[1]
+        fields = [job.field(name, companion.slurm_job_id) for name in ("BatchFlag", "Requeue", "ReqNodeList")]
+        assert fields == ["1", "0", "(null)"]
+        job.go()
+        job.ends()
+        wait_until(lambda: site.squeue(companion.slurm_job_id, "%T") != "RUNNING", 30)
+
+
+def test_selasticds_check_says_how_companions_can_be_asked_for(
+    site: SiteCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the words of the site's plugin; nothing is submitted."""
+    found = {"state_dir": str(tmp_path), "slurm_conf": site.sandbox.env["SLURM_CONF"], "listen": "127.0.0.1:0"}
+    check(Settings(**found))  # type: ignore[arg-type]
+    assert "companions: in partition main, by salloc can be asked for; by sbatch can be" in capsys.readouterr().out
+    site.veto("submit", "interactive jobs are not allowed; use sbatch", script="nil")
+    site.veto("submit", "nodes are not to be named", req_nodes="n1")
+    check(Settings(**found))  # type: ignore[arg-type]
+    told = capsys.readouterr().out
+    assert "by salloc refused (" in told and "interactive jobs are not allowed; use sbatch" in told
+    assert "by sbatch only where Slurm chooses the nodes (" in told and "nodes are not to be named" in told
+    assert site.sandbox.run(["squeue", "-h"]).stdout == ""

@@ -23,7 +23,7 @@ def held(
     *pieces: Piece, sizes: range = range(1, 100), via: tuple[str, ...] = ("shrink", "companion", "component")
 ) -> Giver:
     share = {piece.slurm_job_id: Amount(piece.gpus_per_node, 2, 100) for piece in pieces}
-    return Giver(1, pieces, "n1", frozenset(sizes), drop_rules(via), share)
+    return Giver(1, pieces, frozenset({(1, "n1")}), frozenset(sizes), drop_rules(via), share)
 
 
 BASE = Piece(1, "base", ("n1", "n2"), 4, TYPE)
@@ -33,6 +33,16 @@ def test_batch_host_is_never_droppable() -> None:
     """Slurm refuses to take the batch host from a job."""
     assert set(droppable(held(BASE))) == {(1, "n2")}
     assert set(shrinks(held(BASE))) == {4, 8}
+
+
+def test_a_companion_that_a_script_holds_goes_whole_or_keeps_its_batch_host() -> None:
+    """One that no script holds may lose any node; a node of the same name in the base is something else."""
+    companion = Piece(2, "companion", ("n1", "n3"), 2, TYPE)
+    plain = held(BASE, companion)
+    assert droppable(plain)[2, "n1"] == ((2, "n1"),)
+    batch = replace(plain, batch_hosts=frozenset({(1, "n1"), (2, "n3")}))
+    assert droppable(batch)[2, "n1"] == ((2, "n1"),)
+    assert set(droppable(batch)[2, "n3"]) == {(2, "n1"), (2, "n3")}
 
 
 def test_component_goes_whole_or_keeps_its_first_node() -> None:
@@ -61,7 +71,9 @@ def test_small_companions_make_small_steps_possible() -> None:
 def test_what_lies_furthest_or_is_asked_for_goes_first() -> None:
     """Without a network the last node; with one that under the lonely switch; before both one that is asked for."""
     piece = Piece(1, "base", ("n1", "n2", "n3", "n4"), 4, TYPE)
-    plain = Giver(1, (piece,), "n1", frozenset({4, 8, 12, 16}), drop_rules(("shrink",)), {1: Amount(4)})
+    plain = Giver(
+        1, (piece,), frozenset({(1, "n1")}), frozenset({4, 8, 12, 16}), drop_rules(("shrink",)), {1: Amount(4)}
+    )
     assert shrinks(plain)[12][0].nodes == ("n1", "n2", "n3")
     switched = replace(plain, switches={"n1": "s1", "n2": "s2", "n3": "s1", "n4": "s1"})
     assert shrinks(switched)[12][0].nodes == ("n1", "n3", "n4")
@@ -73,7 +85,9 @@ def test_what_lies_furthest_or_is_asked_for_goes_first() -> None:
 def test_the_slowest_node_goes_first() -> None:
     """What holds the others back goes before what lies far off, and after what a waiting job asks for by name."""
     piece = Piece(1, "base", ("n1", "n2", "n3", "n4"), 4, TYPE)
-    plain = Giver(1, (piece,), "n1", frozenset({4, 8, 12, 16}), drop_rules(("shrink",)), {1: Amount(4)})
+    plain = Giver(
+        1, (piece,), frozenset({(1, "n1")}), frozenset({4, 8, 12, 16}), drop_rules(("shrink",)), {1: Amount(4)}
+    )
     slow = replace(plain, slow={"n3": 0.15, "n2": 0.4, "n1": 0.5})
     assert shrinks(slow)[12][0].nodes == ("n1", "n3", "n4")  # the batch host never goes
     assert shrinks(slow)[8][0].nodes == ("n1", "n4")

@@ -414,6 +414,18 @@ def test_a_failed_order_and_a_pin_are_told(store: Store, viewer: Callable[..., A
     assert "pinned to 2 GPUs; to let it be resized again: selastic unpin 7" in text
 
 
+@pytest.mark.parametrize(("state", "how"), [(ResizeState.WITHDRAWN, "withdrawn"), (ResizeState.OVERTAKEN, "overtaken")])
+def test_what_the_site_refused_last_is_told(
+    store: Store, viewer: Callable[..., Any], state: ResizeState, how: str
+) -> None:
+    """A growth that was withdrawn is told with the words of whoever refused its companion."""
+    steady(store, reason="keep_failed", evidence={"blocked_until": at("13:40:00")})
+    order = store.begin_resize(Resize(0, 7, (), (), 4, 512, "grow_idle", 60), at("13:10:00"))
+    store.advance_resize(order.id, state, "interactive jobs are not allowed; use sbatch", at("13:11:00"))
+    text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
+    assert f"resize {order.id} to 4 GPUs was {how}: interactive jobs are not allowed; use sbatch" in text
+
+
 def test_gpus_that_were_left_out_are_told(store: Store, viewer: Callable[..., Any]) -> None:
     """Where GPUs are in use that no job accounts for, an admin is told on which nodes."""
     steady(store, evidence={"unlisted": "2 on n3"})

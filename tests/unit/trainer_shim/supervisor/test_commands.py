@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ LINE = (
     "Nodes=n3 CPU_IDs=0-7 Mem=1024 GRES=gpu:a100:2(IDX:2-3),shard:4 MinCPUsNode=4 "
     "WorkDir=/home/alice Comment=elastic:gpus=2"
 )
+SALLOC = "salloc", True
 HOSTS = {"n[1-2]": ("n1", "n2")}
 
 
@@ -110,7 +112,7 @@ def test_who_has_nodes_to_itself(said: str, exclusive: bool) -> None:
     """Slurm up to 25.11 says it with OverSubscribe, 26.05 with a word of its own."""
     job = parse_job(f"JobId=7 Nodes=n4 CPU_IDs=0 Mem=0 GRES=gpu:2 {said}", 7, expand)
     assert job.exclusive is exclusive
-    assert ("--exclusive" in commands.salloc(Shape(1, 1), job, 1, None)) is exclusive
+    assert ("--exclusive" in commands.companion(Shape(1, 1), job, 1, None, SALLOC)) is exclusive
 
 
 def test_one_thread_of_each_core_is_asked_for_by_asking_for_no_processors() -> None:
@@ -235,16 +237,29 @@ def test_srun_reaches_a_component_through_its_leader() -> None:
 
 def test_salloc_takes_what_the_shape_leaves_open_from_the_base() -> None:
     """A companion belongs to its base: partition, account, time, tag and name say so."""
-    words = commands.salloc(Shape(2, 4, 8, gpu_type="a100", mem_mb_per_node=500, node_list=("n5", "n6")), job(), 3, 17)
+    shape = Shape(2, 4, 8, gpu_type="a100", mem_mb_per_node=500, node_list=("n5", "n6"))
+    words = commands.companion(shape, job(), 3, 17, SALLOC)
     assert {"--no-shell", "--partition=main", "--account=lab", "--time=17", "--gres=gpu:a100:4"} <= set(words)
     assert {"--comment=selastic:companion-of=7;resize=3", "--job-name=selastic-7"} <= set(words)
     assert {"--nodelist=n5,n6", "--mem=500M", "--cpus-per-task=8"} <= set(words)
-    assert "--time=UNLIMITED" in commands.salloc(Shape(1, 1), job(), 3, None)
+    assert "--time=UNLIMITED" in commands.companion(Shape(1, 1), job(), 3, None, SALLOC)
+
+
+def test_a_companion_by_sbatch_is_the_same_but_for_its_script() -> None:
+    """Its script holds the nodes and does nothing; Slurm never puts it back into the queue. Without names of nodes it
+    keeps to what its base asked for."""
+    shape, base = Shape(2, 4, 8, gpu_type="a100", node_list=("n5", "n6")), replace(job(), features="ib", excluded="n9")
+    by_salloc, by_sbatch = (set(commands.companion(shape, base, 3, 17, (way, True))) for way in ("salloc", "sbatch"))
+    assert by_salloc - by_sbatch == {"salloc", "--no-shell"}
+    assert by_sbatch - by_salloc == {"sbatch", "--parsable", "--no-requeue", "--output=/dev/null", "--chdir=/",
+                                     "--wrap=exec sleep infinity"}  # fmt: skip
+    anywhere = set(commands.companion(shape, base, 3, 17, ("salloc", False)))
+    assert by_salloc ^ anywhere == {"--nodelist=n5,n6", "--constraint=ib", "--exclude=n9"}
 
 
 def test_no_companion_is_asked_for_with_the_least_time() -> None:
     """Slurm 22.05 grants --time-min where anything waits, and no more, whatever else fits."""
-    assert not any("time-min" in word for word in commands.salloc(Shape(1, 1), job(), 3, 17))
+    assert not any("time-min" in word for word in commands.companion(Shape(1, 1), job(), 3, 17, SALLOC))
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,16 @@ class Site:
         (folder / "jobs").mkdir()
         (folder / "bin").mkdir()
         for name, body in COMMANDS.items():
-            path = folder / "bin" / name
-            path.write_text(f"#!/bin/bash\ncd {folder}\n{body}\n")
-            path.chmod(0o755)
+            self.program(name, body)
         (folder / "jobs" / "1000").touch()  # a companion that nobody remembers
         env = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
         self.events: list[Any] = []
         self.companions = Companions(loop, Children(loop, BackgroundWriter()), env, 100, 0, self.events.append)
+
+    def program(self, name: str, body: str) -> None:
+        path = self.folder / "bin" / name
+        path.write_text(f"#!/bin/bash\ncd {self.folder}\n{body}\n")
+        path.chmod(0o755)
 
     def until(self, predicate: Any) -> None:
         turns = 0
@@ -165,6 +168,66 @@ def test_a_companion_that_never_gets_its_gpus_is_refused_in_time(site: Site, mon
     site.until(lambda: site.events)
     assert isinstance(site.events.pop(), CompanionRefused)
     site.until(lambda: site.jobs() == ["1000"])
+
+
+POLICY = "salloc: error: interactive jobs are not allowed; use sbatch\nsalloc: error: Job submit/allocate failed: Error"
+SBATCH = """
+    echo "sbatch $@" >>asked
+    [[ -e no_names && "$*" == *--nodelist=* ]] && { echo "sbatch: error: no node lists here" >&2; exit 1; }
+    id=$(($(ls jobs | sort -n | tail -1) + 1)); touch jobs/$id; echo $id"""
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_site_that_refuses_jobs_without_a_script_gives_companions_by_sbatch(site: Site, named: bool) -> None:
+    """And without the names of nodes, where it refuses those, too; the next is asked for in that way at once."""
+    site.program("salloc", f"echo 'salloc' >>asked; echo '{POLICY}' >&2; exit 1")
+    site.program("sbatch", SBATCH)
+    if not named:
+        (site.folder / "no_names").touch()
+    for number, tries in ((1, 2 if named else 4), (2, 1)):
+        site.companions.submit(number, 0, Shape(1, 1, node_list=("n1",)), 600.0)
+        site.until(lambda: site.events)
+        assert isinstance(site.events.pop(), CompanionGranted)
+        asked = (site.folder / "asked").read_text().splitlines()
+        assert len(asked) == tries and asked[-1].startswith("sbatch ") and ("--nodelist=n1" in asked[-1]) is named
+        (site.folder / "asked").unlink()
+    site.close()
+    assert site.jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("by", "said", "tries"),
+    [
+        ("", POLICY, ["salloc", "sbatch", "salloc", "sbatch"]),
+        ("salloc", POLICY, ["salloc", "salloc"]),
+        ("sbatch", POLICY, ["sbatch", "sbatch"]),
+        ("", "salloc: error: QOSMaxGRESPerUser; Job violates accounting/QOS policy", ["salloc"]),
+        ("", "salloc: error: Requested node configuration is not available", ["salloc"]),
+        ("", "salloc: error: Unable to contact slurm controller (connect failure)", ["salloc"]),
+    ],
+)
+def test_what_the_site_refuses_in_every_form_is_refused_with_its_words(
+    site: Site, by: str, said: str, tries: list[str]
+) -> None:
+    """Slurm's own limits, nodes that are taken and a slurmctld that is away are no reason to ask in another form."""
+    for name in ("salloc", "sbatch"):
+        site.program(name, f"echo {name} >>asked; echo '{said}' >&2; exit 1")
+    site.companions.submit(1, 0, Shape(1, 1, node_list=("n1",), by=by), 600.0)
+    site.until(lambda: site.events)
+    refused = site.events.pop()
+    assert isinstance(refused, CompanionRefused) and said.split(": ")[2].split("\n")[0] in refused.detail
+    assert (site.folder / "asked").read_text().split() == tries
+
+
+def test_a_companion_by_sbatch_that_is_no_longer_wanted_is_cancelled(site: Site) -> None:
+    """While it waits in the queue."""
+    site.program("sbatch", SBATCH)
+    site.program("scontrol", f'echo "$(printf "{JOB}" "${{@: -1}}" Unknown | sed s/RUNNING/PENDING/){HOLDS}"')
+    site.companions.submit(1, 0, Shape(1, 1, by="sbatch"), 600.0)
+    site.until(lambda: "1001" in site.jobs() and site.companions._asked[0].job_id)
+    site.companions.drop(1)
+    site.until(lambda: site.jobs() == ["1000"])
+    assert not site.events
 
 
 @pytest.mark.parametrize(("starts_in", "minutes"), [(720, 12), (3600, 0), (120, 0)])
