@@ -43,7 +43,8 @@ def test_every_way_to_end(empty_sandbox: Sandbox, submit: Submit, tmp_path: Path
     """At once, for Slurm looks at time limits every half minute only:
 
     - --signal=B:USR1@N: a checkpoint is on disk long before the end; at the time limit Slurm calls it TIMEOUT;
-    - scancel: CANCELLED, and the steps since are in a checkpoint too;
+    - scancel: CANCELLED, and the steps since are in a checkpoint too; before, a signal to its steps, and one to the
+      script too, is a checkpoint each and ends nothing;
     - an array: each task trains by itself, in a directory of its own;
     - a script that ends with 7: FAILED with 7:0, and --dry-run: COMPLETED, nothing but text.
     """
@@ -83,6 +84,11 @@ def test_every_way_to_end(empty_sandbox: Sandbox, submit: Submit, tmp_path: Path
     wait_until(lambda: "generation 1: 1 workers" in text() and field(cancelled, "JobState") == "RUNNING", 90, text)
     wait_until(lambda: steps("timed"), 120, text)  # USR1's
     wait_until(lambda: len(list(audit.read(tmp_path / "cancelled/audit"))) > 3, 60, text)  # it trains
+    for options in (["--signal=USR2"], ["--signal=USR1", "--full"]):  # to its steps; to its script too
+        before = steps("cancelled")
+        empty_sandbox.run(["scancel", *options, str(cancelled)])
+        wait_until(lambda before=before: steps("cancelled")[-1:] > before[-1:], 60, text)
+    assert "starting again" not in text() and field(cancelled, "JobState") == "RUNNING", text()
     empty_sandbox.run(["scancel", str(cancelled)])
     assert over(cancelled) == "CANCELLED"
     assert steps("cancelled"), text()

@@ -7,10 +7,13 @@ in order (shard_streams.py). Limit: the length has to be known, and the same on 
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import dataclasses
 import inspect
 import pickle
 import signal
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -95,6 +98,28 @@ class _Init:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if self.init is not None:
             self.init(worker)
+
+
+def spare_loader_workers() -> None:
+    """The same for the workers of every DataLoader that the script makes itself. What of them does not end with this
+    process is killed: Python would wait for it for ever."""
+    kind: Any = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    begin, spared = kind.__init__, weakref.WeakSet[Any]()
+
+    def begin_spared(self: Any, loader: Any) -> None:
+        if not isinstance(loader.worker_init_fn, _Init):
+            loader.worker_init_fn = _Init(loader.worker_init_fn)
+        begin(self, loader)
+        spared.update(self._workers)
+
+    def kill() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler takes their end for an error
+        for worker in list(spared):
+            with contextlib.suppress(ValueError):  # one that was closed
+                worker.kill()
+
+    kind.__init__ = begin_spared
+    atexit.register(kill)
 
 
 class _Batches:

@@ -100,7 +100,7 @@ class Agent:
     def run(self) -> int:
         """Serve until told to quit, or until the supervisor is gone; the exit code is 0 in the first case."""
         self._loop.on_signal(signal.SIGCHLD, self._reap)
-        for number in (signal.SIGTERM, signal.SIGTSTP):
+        for number in (signal.SIGTERM, signal.SIGTSTP, *worker_process.NOTICES):
             self._loop.on_signal(number, functools.partial(self._notice, number))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._logs.take_own_output()  # whoever started it may be killed any time, and nobody reads it then
@@ -177,8 +177,8 @@ class Agent:
         self._loop.after(LEAVE_S, self._kill_all)
 
     def _notice(self, number: int) -> None:
-        """Slurm's SIGTERM or SIGTSTP: the supervisor decides. The workers ignore it, so there is time until the SIGKILL
-        or SIGSTOP."""
+        """Slurm's SIGTERM or SIGTSTP, or a notice: the supervisor decides. The workers ignore it, so there is time
+        until the SIGKILL or SIGSTOP."""
         self._connection.send({"type": "notice", "signal": number})
 
     # --- workers ----------------------------------------------------------------------------------------------
@@ -387,6 +387,8 @@ def kill_group(pid: int, number: int) -> None:
 
 
 def main() -> int:
+    for number in worker_process.NOTICES:
+        signal.signal(number, signal.SIG_IGN)  # until somebody can be told
     build()
     env = dict(os.environ)
     job_key.take(os.environ)

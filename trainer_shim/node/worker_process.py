@@ -23,6 +23,8 @@ from . import stacks
 from .hints import hint
 
 PR_SET_PDEATHSIG = 1
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+"""What a job asks Slurm to send before its end (--signal, submitit, preempt_send_user_signal)."""
 
 
 def run(arguments: list[str], env: dict[str, str], output: int, verdict: int, dump: int, sockets: str) -> NoReturn:
@@ -72,8 +74,8 @@ def _leave_parent(output: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     # Slurm's SIGTERM goes to every process of a step; whether and when to stop is agreed with the supervisor.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
-    signal.signal(signal.SIGTSTP, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTSTP, signal.SIGINT, *NOTICES):
+        signal.signal(number, signal.SIG_IGN)  # what a script starts is spared too
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(output, 1)

@@ -35,9 +35,9 @@ from .state_machine.machine import Machine
 
 EPILOG = """The script is run by the python that runs selastic, or by --python, with its arguments: once per GPU, or
 --nproc times.
-SIGTERM and Ctrl-C: a checkpoint is written, then the run ends. SIGUSR1 (#SBATCH --signal=B:USR1@120 with
-`exec selastic run ...` as the script's last line): a checkpoint is written and the training goes on until Slurm ends
-it. The same command with the same job directory goes on from the newest checkpoint."""
+SIGTERM and Ctrl-C: a checkpoint is written, then the run ends. SIGUSR1 and SIGUSR2 (#SBATCH --signal=B:USR1@120 with
+`exec selastic run ...` as the script's last line, or --signal=USR1@120): a checkpoint is written and the training goes
+on until Slurm ends it. The same command with the same job directory goes on from the newest checkpoint."""
 
 COPIES = "accepted: selastic run alone, which starts a worker per GPU on all nodes itself"
 

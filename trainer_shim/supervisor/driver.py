@@ -29,6 +29,7 @@ from ..control.event_loop import Children, Loop
 from ..control.server import ControlServer
 from ..control.worker_client import EXIT_LOST
 from ..node.reach import Listener
+from ..node.worker_process import NOTICES
 from . import job_dir, left_logs
 from .daemon_client import Connect
 from .launchers import Options, StartLauncher
@@ -41,6 +42,8 @@ LATE_EXIT_S = 1.0
 GOODBYE_S = 8.0
 RECORD_S = 1.0
 """How long a new world waits for its generation to be on disk; a disk that is slower gets it later."""
+NOTICE = events.JobTerminating(60.0, stop=False)
+"""What SIGUSR1 and SIGUSR2 say, whether they come to the batch script or to the steps (--signal without B:)."""
 LAST_LINES_S = 3.0
 """How long the end of a job waits for what is still to be written."""
 
@@ -94,7 +97,8 @@ class Supervisor:
         end_s = self._machine.context.limits.end_s
         self._loop.on_signal(signal.SIGTERM, lambda: self._event(events.JobTerminating(end_s, stop=True, code=143)))
         self._loop.on_signal(signal.SIGINT, lambda: self._event(events.JobTerminating(end_s, stop=True, code=130)))
-        self._loop.on_signal(signal.SIGUSR1, lambda: self._event(events.JobTerminating(60.0, stop=False)))
+        for number in NOTICES:
+            self._loop.on_signal(number, lambda: self._event(NOTICE))
         self._perform(self._machine.start(time.monotonic()))
         self._wait_to_renew()
         self._loop.run()
@@ -154,8 +158,10 @@ class Supervisor:
         elif message.get("type") == "unshared" and name in self._agents:
             self._unshared(self._agents[name][1])
         elif message.get("type") == "notice" and name in self._agents:
-            suspends = message.get("signal") == signal.SIGTSTP
-            self._event((events.NodeSuspending if suspends else events.NodeTerminating)(self._agents[name]))
+            number, key = message.get("signal"), self._agents[name]
+            suspends = number == signal.SIGTSTP
+            event = (events.NodeSuspending if suspends else events.NodeTerminating)(key)
+            self._event(NOTICE if number in NOTICES else event)
 
     def _unshared(self, node: str) -> None:
         """Said once: the first node is enough to see it."""

@@ -19,11 +19,12 @@ from pathlib import Path
 from slurm_elastic.protocol.version import build, build_on_disk
 
 from ..node.agent import LEAVE_S
+from ..node.worker_process import NOTICES
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TIMES = 5
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, *NOTICES)
 
 
 class Parent:
@@ -70,7 +71,7 @@ class Parent:
                 return status
 
     def _pass_on(self, number: int, frame: object) -> None:
-        self._ending = self._ending or number != signal.SIGUSR1
+        self._ending = self._ending or number not in NOTICES
         if self._child and number != signal.SIGINT:  # Ctrl-C reaches both
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child, number)

@@ -20,7 +20,7 @@ from ..checkpoint.contents import Globals
 from ..checkpoint.files import Found
 from ..checkpoint.snapshots import Snapshots
 from ..control.worker_client import ComingWorld
-from ..data.loader import Feed
+from ..data.loader import Feed, spare_loader_workers
 from ..data.sampling import Micro, Slicing, positions_of
 from ..numerics.batch import share_of, slice_of
 from ..parallel.gradient_norms import Squares
@@ -80,6 +80,7 @@ class Session:
         self._audit = Recorder(audit, membership.worker) if audit else None
         if membership.client is not None:
             membership.client.on_tick = self._tick
+            spare_loader_workers()
         else:
             self.saving.handle_signals()
 

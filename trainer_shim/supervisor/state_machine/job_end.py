@@ -23,6 +23,8 @@ class JobEnd(Part):
         super().__init__(context)
         self._owed_s: float | None = None
         """A checkpoint is to be written in this time as soon as there is something to write."""
+        self._asked = False
+        """A checkpoint was asked for and has not come yet."""
         self._counters: Message = {}
         """The training's, at its end."""
         self._unsaved = ""
@@ -69,6 +71,8 @@ class JobEnd(Part):
         With `stop` the deadline, or a second Ctrl-C, ends the job without it.
         """
         context = self._context
+        if self._asked and not event.stop:
+            return  # the same notice, from another node
         twice = context.stop_code is not None
         if event.stop and twice and event.code == SIGTERM_CODE:
             return
@@ -93,25 +97,27 @@ class JobEnd(Part):
 
     def _world_runs(self, event: events.WorldRuns) -> None:
         """It owes the checkpoint that was asked for when there was none."""
+        self._asked = False
         owed, self._owed_s = self._owed_s, None
         if owed is not None:
             self._save_now(owed)
 
     def _save_now(self, deadline_s: float) -> None:
         context = self._context
+        self._asked = True
         context.do(Print("the job is about to end: writing a checkpoint"))
         hurry: Message = {"type": "hurry", "deadline_s": deadline_s, "stop": context.stop_code is not None}
         for worker in context.members():  # a world just agreed on has its rank 0 among them
             context.do(Send(worker.name, hurry))
 
     def _saved(self, event: events.CheckpointSaved) -> None:
-        context = self._context
+        context, self._asked = self._context, False
         if context.stop_code is not None:
             context.do(Print(f"checkpoint of step {context.saved_step} written, ending"))
             context.end(context.stop_code)
 
     def _failed(self, event: events.CheckpointFailed) -> None:
-        self._error = event.error
+        self._error, self._asked = event.error, False
 
     def _say_unsaved(self, problem: str) -> None:
         if problem:

@@ -175,6 +175,14 @@ def test_hurry_without_stop_trains_on() -> None:
     assert drive.phases(1) == ["withdrawn"]
 
 
+def test_one_notice_that_reaches_many_processes_is_one_checkpoint() -> None:
+    """Slurm sends it to each node of each step, and to the batch script. With that on disk the next one is another."""
+    drive = Drive().up()
+    assert [bool(drive(JobTerminating(60.0, stop=False))) for _ in range(3)] == [True, False, False]
+    drive.say("10.n1.0", "saved", step=7, samples=70, path="p")
+    assert drive(JobTerminating(60.0, stop=False))
+
+
 def test_hurry_without_stop_before_any_world_is_remembered() -> None:
     """SIGUSR1 while workers warm up: the checkpoint is written once there is something to write."""
     drive = Drive()

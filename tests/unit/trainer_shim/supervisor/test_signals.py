@@ -1,0 +1,64 @@
+"""What Slurm sends before it ends a job: to the batch script, to every process of its steps, or to both."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from local_run import Run, children
+from waiting import wait_until
+
+TRAIN = """
+import os, time, torch
+import slurm_elastic.trainer_shim as elastic
+job = elastic.join(batch=8, lr="none")
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+net, iteration = job.replicate(model), 0
+job.keep(globals(), "iteration", optimizer=optimizer)
+data = torch.utils.data.TensorDataset(torch.randn(4000, 4))
+batches = iter(torch.utils.data.DataLoader(data, batch_size=1, num_workers=1))
+while job.next():
+    for _ in job.share(2):
+        net(next(batches)[0]).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    iteration += 1
+    if os.path.exists("go"):
+        break
+    time.sleep(0.02)
+"""
+SENT = (
+    (signal.SIGUSR1, ("steps",)),
+    (signal.SIGUSR2, ("steps",)),
+    (signal.SIGTERM, ("steps",)),
+    (signal.SIGUSR2, ("batch",)),
+    (signal.SIGUSR1, ("batch", "steps")),
+)
+
+
+def test_each_signal_before_the_end_is_a_checkpoint_and_nothing_else(start: Callable[..., Run], tmp_path: Path) -> None:
+    """Agents, workers and the workers of the script's own loader bear them; the training goes on to its end."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    run = start("--nproc", "2", "--no-daemon", "train.py")
+    run.says("generation 1: 2 workers")
+    for number, targets in SENT:
+        saved = _saved(run)
+        groups = {"batch": [run.process.pid, run.supervisor()], "steps": _below(run.supervisor())}
+        for pid in (pid for target in targets for pid in groups[target]):
+            os.kill(pid, number)
+        wait_until(lambda saved=saved: _saved(run) > saved, 30, run.text)
+    (tmp_path / "go").touch()
+    assert run.wait() == 0, run.text()
+    assert "starting again" not in run.text() and "lost" not in run.text(), run.text()
+
+
+def _saved(run: Run) -> str:
+    """The newest checkpoint's folder."""
+    return max((place.parent.name for place in run.job_dir.glob("checkpoints/step-*/checkpoint.json")), default="")
+
+
+def _below(pid: int) -> list[int]:
+    return [found for child in children(pid) for found in (child, *_below(child))]
