@@ -287,7 +287,10 @@ def _check_size(text: str, gpus: int) -> None:
         request = elastic_request.parse(text)
     except RequestError as error:
         raise Refused(409, f"the job is not elastic, so it holds its size anyway ({error})") from None
-    if not request.accepts(gpus):
-        near = sorted(request.sizes(), key=lambda size: (abs(size - gpus), size))[:3]
-        sizes = ", ".join(map(str, sorted(near)))
-        raise Refused(409, f"gpus={gpus} is not a size that the job accepts ({request.text()}); nearest: {sizes}")
+    can = [size for size in request.sizes() if request.batches(size)]
+    if gpus not in can:
+        near = sorted(can, key=lambda size: (abs(size - gpus), size))[:3]
+        sizes, why = ", ".join(map(str, sorted(near))), "is not a size that the job accepts"
+        if request.accepts(gpus):
+            why = "is a size over which no batch that the job accepts is shared out evenly"
+        raise Refused(409, f"gpus={gpus} {why} ({request.text()}); nearest: {sizes}")

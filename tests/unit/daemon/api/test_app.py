@@ -11,6 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,8 @@ from starlette.testclient import TestClient
 
 from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.api import cpu_shares, requests
-from slurm_elastic.daemon.api.app import create_app
+from slurm_elastic.daemon.api.app import _check_size, create_app
+from slurm_elastic.daemon.api.requests import Refused
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.db.clock import steady_now
@@ -319,6 +321,21 @@ def test_pin(world: World) -> None:
     assert ("wake", "pin") in world.controller.calls
     del world.controller.owners[7]
     assert "has ended" in pin(ADA, 4).json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("request_text", "gpus", "said"),
+    [
+        ("elastic:gpus=1-8,batch=8", 3, "no batch that the job accepts is shared out evenly .*; nearest: 1, 2, 4$"),
+        ("elastic:gpus=1-8,batch=12-14,slice=2", 5, "no batch that the job accepts .*; nearest: 3, 6, 7$"),
+        ("elastic:gpus=2-8,batch=64,step=2", 3, "not a size that the job accepts .*; nearest: 2, 4, 8$"),
+        ("elastic:gpus=1-8,batch=12", 4, ""),
+    ],
+)
+def test_a_pin_to_a_size_that_no_batch_comes_out_at_is_refused(request_text: str, gpus: int, said: str) -> None:
+    """Such a size is never taken, however long the pin waits for it."""
+    with pytest.raises(Refused, match=said) if said else nullcontext():
+        _check_size(request_text, gpus)
 
 
 def test_hosts_that_reach_each_other_again(world: World) -> None:
