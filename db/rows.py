@@ -60,6 +60,8 @@ class InUse:
     """When the supervisor last registered or confirmed a phase."""
     refusal: str = ""
     """What the supervisor and the daemon do not understand of each other; empty: nothing."""
+    stalled_since: float = 0.0
+    """When the last step was done, where the supervisor has said that none is done any more; 0: it has not."""
 
     @property
     def gpus(self) -> int:

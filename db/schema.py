@@ -106,6 +106,7 @@ in_use = Table(
     Column("since", Double, nullable=False),
     Column("registered_at", Double, nullable=False),
     Column("refusal", String(LONGEST_REFUSAL), nullable=False, server_default=text("''")),
+    Column("stalled_since", Double, nullable=False, server_default=text("0")),
 )
 
 allocations = Table(

@@ -176,9 +176,16 @@ class _FromStore(_Lazy):
         counts.update((job.state, job.managed) for job in jobs)
         states = (([state, str(managed).lower()], count) for (state, managed), count in sorted(counts.items()))
         yield _gauges("jobs", "Elastic jobs, by Slurm's state and whether managed", ["state", "managed"], states)
-        training = sum(item.gpus for item in self._store.all_in_use().values())
+        used = self._store.all_in_use()
+        training = sum(item.gpus for item in used.values())
         yield _gauge("gpus_training", "GPUs that elastic jobs train on", training)
-        reports = [self._store.last_report(job.job_id) for job in jobs]
+        stalled = {number: item.stalled_since for number, item in used.items() if item.stalled_since}
+        yield _gauge("jobs_stalled", "Jobs whose training does no step", len(stalled))
+        longest = max((steady_now() - since for since in stalled.values()), default=0.0)
+        yield _gauge(
+            "stalled_longest_seconds", "How long the training has done no step that did its last one first", longest
+        )
+        reports = [self._store.last_report(job.job_id) for job in jobs if job.job_id not in stalled]
         rate = sum(report.samples_per_s for report in reports if report is not None)
         yield _gauge("samples_per_second", "Throughput of all elastic jobs, as last reported", rate)
         yield self._reasons([job.job_id for job in jobs])

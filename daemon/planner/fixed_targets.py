@@ -30,6 +30,8 @@ def fixed_target(context: RoundContext, running: RunningJob) -> Allotment | None
     taken_back = take_back(running) if running.stuck and not forced and not failed_lately(running) else None
     if taken_back is not None:
         return taken_back
+    if pinned is not None and pinned > running.gpus and running.state.stalled:
+        return Allotment(running, running.gpus, running.batch, Reason.KEEP_STALLED, 0.0)
     if pinned is not None and failed_lately(running) and (pinned > running.gpus or _by_requeue(running)):
         return Allotment(running, running.gpus, running.batch, Reason.KEEP_FAILED, 0.0)
     if pinned is not None and pinned > running.gpus + context.more(running, pinned):

@@ -6,6 +6,7 @@ was. Limit: the last decisions only; `events` has the whole story.
 
 from __future__ import annotations
 
+import re
 from dataclasses import field
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
@@ -208,7 +209,7 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
         refused=_refused(store, job_id, now),
         not_understood=_not_understood(store, job_id),
         policy_failed=_policy_failed(store),
-        stalled=_stalled(store, job_id),
+        stalled=_stalled(store, job_id, now),
         hosts_apart=_hosts_apart(store, job, now),
         observations=observed(store.observations(job_id)),
         mean_pause_s=store.mean_pause(job_id),
@@ -296,11 +297,16 @@ def _policy_failed(store: Store) -> str:
     return str(last.detail.get("detail", "")) if last is not None and failed else ""
 
 
-def _stalled(store: Store, job_id: int) -> str:
-    """What its supervisor said, if it has said nothing of the training since."""
+def _stalled(store: Store, job_id: int, now: float) -> str:
+    """What its supervisor said, if it has said nothing of the training since; with the time that it is by now."""
     told = (event for event in store.events(job_id, limit=EVENTS) if event.kind in OF_TRAINING)
     last = max(told, key=lambda event: event.id, default=None)
-    return str(last.detail.get("detail", "")) if last is not None and last.kind == EventKind.STALLED else ""
+    if last is None or last.kind != EventKind.STALLED:
+        return ""
+    said, use = str(last.detail.get("detail", "")), store.in_use(job_id)
+    since = (use.stalled_since if use is not None else 0.0) or now
+    # A supervisor of 0.2.0 says the time in its words alone.
+    return re.sub(r"(?<=^no step for )\d+", lambda found: f"{max(int(found[0]), now - since):.0f}", said)
 
 
 def _hosts_apart(store: Store, job: JobRow, now: float) -> tuple[HostsApart, ...]:

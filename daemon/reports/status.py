@@ -17,7 +17,7 @@ from slurm_elastic.protocol.errors import RequestError
 from slurm_elastic.protocol.messages import Piece, Report
 
 from ..text.cells import bounds, folded, moment, number, share
-from ..text.reasons import bottleneck_text
+from ..text.reasons import Reason, bottleneck_text
 from ..text.times import elapsed
 from .common import JobRecord, Viewer, known_job, may_see, reason_text, visible_job
 from .evidence import Evidence
@@ -53,6 +53,13 @@ def _short_state(state: str) -> str:
     # Slurm may say CANCELLED by 1000.
     state = state.split(" ")[0]
     return SHORT_STATES.get(state, state)
+
+
+def _stalled(row: JobStatus) -> str:
+    """How long it has done no step; nothing where it does."""
+    if row.stalled_since is None or row.elapsed_s is None or row.start_time is None:
+        return ""
+    return elapsed(max(0.0, row.start_time + row.elapsed_s - row.stalled_since), short=True)
 
 
 def _target(row: JobStatus) -> str:
@@ -111,6 +118,10 @@ class JobStatus(JobRecord):
     max_batch: int | None = about("largest global batch that it accepts")
     samples_per_s: float | None = about(
         "throughput at this size, last report; - when not known", Column("Samples/s", form=number())
+    )
+    stalled_since: float | None = about(
+        "when its last step was done, where none is done any more",
+        Column("Stalled", help="for how long it has done no step", cell=_stalled),
     )
     speedup: float | None = about(
         "throughput against that at its smallest size; - when not known", Column("Speedup", form=number())
@@ -233,6 +244,7 @@ def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown |
     target_gpus, target_batch = _target_size(job, known)
     measured = _measured(report, known.used)
     gpus = _gpus(job, used, known.decision)
+    stalled_since = (used.stalled_since or None) if used else None
     pieces, nodes, node_list = _held(used.pieces) if used else (None, None, None)
     return made_from(
         JobStatus,
@@ -248,6 +260,8 @@ def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown |
         batch=used.batch if used else None,
         target_batch=target_batch,
         speedup=_speedup(store, job, known.decision, gpus, asked),
+        stalled_since=stalled_since,
+        **({"samples_per_s": 0.0} if stalled_since else {}),
         step_time_s=measured.step_time_median_s if measured else None,
         comm_share=(measured.comm_share or None) if measured else None,
         bottleneck=(measured.bottleneck or None) if measured else None,
@@ -314,6 +328,8 @@ def _reason(job: JobRow, known: LastKnown) -> str:
     """Why it has what it has: a resize under way counts before the last decision, and that before the job's record."""
     if known.opened is not None and known.opened.reason:
         return known.opened.reason
+    if known.used is not None and known.used.stalled_since and job.end_time is None:
+        return str(Reason.KEEP_STALLED.value)
     if known.decision is not None and job.managed and job.end_time is None:
         return known.decision.reason
     return job.reason

@@ -161,11 +161,20 @@ class DaemonController:
                 self.store.note_progress(job_id, phase.generation, phase.step, phase.samples)
             self.store.clear_in_use(job_id, at)
             self.registry.finished(job_id, phase.exit_code)
+        elif phase.phase in (STALLED, STEPS_AGAIN):
+            self.store.stall(job_id, at - phase.pause_s if phase.phase == STALLED else 0.0)
         self._note_reach(job_id, phase, now)
         if resize is not None and phase.phase not in (FINISHED, STALLED, STEPS_AGAIN):
             self.store.advance_resize(phase.resize, ResizeState(phase.phase), phase.detail, at=now)
         self._record(job_id, phase, now)
-        if phase.phase in (ResizeState.SAVED, ResizeState.RUNNING, ResizeState.FAILED, ResizeState.WITHDRAWN, FINISHED):
+        if phase.phase in (
+            ResizeState.SAVED,
+            ResizeState.RUNNING,
+            ResizeState.FAILED,
+            ResizeState.WITHDRAWN,
+            FINISHED,
+            STALLED,
+        ):
             self.wake(phase.phase)
 
     def _note_checkpoint(self, job_id: int, phase: Phase, now: float) -> None:
@@ -236,8 +245,11 @@ class DaemonController:
         stale = self.store.resize_of(job_id)
         if stale is not None and stale.id < last_resize and stale.state == ResizeState.ISSUED:
             self.store.advance_resize(stale.id, ResizeState.WITHDRAWN, "its supervisor knows later ones", self.clock())
+        first = job_id not in self.registry.connected()
         if not self.registry.heard(job_id, last_resize):
             raise NotAllowed(f"resize {last_resize} of job {job_id} is not in the database; accepted: register again")
+        if first:
+            self.wake("heard")
 
     def dry_plan(self) -> Sequence[DecisionRow]:
         """The decisions of a plan made now and not stored."""

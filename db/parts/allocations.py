@@ -76,7 +76,8 @@ class Allocations(StorePart):
             if refusal is None:
                 refusal = before.refusal if before is not None else ""
             values = dict(job_id=job_id, generation=generation, pieces=value, batch=batch, since=since)
-            values |= dict(registered_at=at, refusal=refusal[: schema.LONGEST_REFUSAL])
+            stalled = before.stalled_since if same and before is not None else 0.0
+            values |= dict(registered_at=at, refusal=refusal[: schema.LONGEST_REFUSAL], stalled_since=stalled)
             connection.execute(upsert(self._db, schema.in_use), values)
             if not same:
                 begin = _close(connection, job_id, at, step, samples)
@@ -116,6 +117,12 @@ class Allocations(StorePart):
         with self._changing(job_id), self._db.write() as connection:
             values = {"refusal": sentence[: schema.LONGEST_REFUSAL]}
             connection.execute(update(schema.in_use).where(schema.in_use.c.job_id == job_id).values(values))
+
+    def stall(self, job_id: int, since: float) -> None:
+        """The job has done no step since then; 0: steps are done."""
+        with self._changing(job_id), self._db.write() as connection:
+            row = schema.in_use.c.job_id == job_id
+            connection.execute(update(schema.in_use).where(row).values(stalled_since=since))
 
     def note_progress(self, job_id: int, generation: int, step: int, samples: int) -> None:
         """The training's counters as told by a phase rather than a report: where a generation began, or at the end."""
@@ -246,9 +253,8 @@ def _counted(pieces: tuple[Piece, ...]) -> dict[str, int | str]:
 
 
 def _in_use(row: Row[Any]) -> InUse:
-    return InUse(
-        row.job_id, row.generation, pieces_in(row.pieces), row.batch, row.since, row.registered_at, row.refusal
-    )
+    who = row.job_id, row.generation, pieces_in(row.pieces), row.batch
+    return InUse(*who, row.since, row.registered_at, row.refusal, row.stalled_since)
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,6 +212,7 @@ class DaemonClient:
                     return
             try:
                 self._poll(grant)
+                self._backoff = FIRST_BACKOFF_S  # what does no step has nothing to send, which would say it too
             except NotAllowed as error:
                 self._not_known(error)
             except DaemonUnreachable as error:

@@ -94,6 +94,8 @@ def picture(rows: Sequence[JobStatus], now: float, terminal: int = 0) -> list[st
     moving = sum(bool(row.resize) for row in rows)
     rates = [row.samples_per_s for row in running if row.samples_per_s is not None]
     rate = f"{tables.number(sum(rates))} samples/s from {len(rates)} jobs" if rates else "no throughput reported"
+    stalled = sum(row.stalled_since is not None for row in running)
+    rate += f", {stalled} of them do no step" if stalled else ""
     totals = (
         f"{format_time(now, now)}  {len(running)} running on {gpus} GPUs, {waiting} waiting, {moving} resizing, {rate}"
     )

@@ -21,6 +21,9 @@ from .job import RunningJob
 from .sizes import sizes
 from .state import JobState
 
+STALLED_WEIGHT = 0.001
+"""What the weight of a job is multiplied by that does no step: it gives first."""
+
 
 def running_job(
     job: ElasticJob, state: JobState, settings: Settings, now: float, site: Site | None = None
@@ -37,6 +40,7 @@ def running_job(
     frozen = _frozen(job, state, pieces, registered, bool(kept))
     growth = _open_growth(state, pieces) if registered else None
     rest = Rest() if frozen else rested(cooled(state, settings, now), state, settings, now)
+    works = not state.stalled
     return RunningJob(
         job=job,
         state=state,
@@ -45,11 +49,11 @@ def running_job(
         stuck=without(held, left - kept) if kept else (),
         frozen=frozen or rest.frozen,
         growing=growth is not None,
-        may_grow=rest.may_grow,
+        may_grow=rest.may_grow and works,
         may_shrink=rest.may_shrink,
-        may_rebatch=rest.may_rebatch,
+        may_rebatch=rest.may_rebatch and works,
         until=rest.until,
-        weight=weight_of(job.request, settings),
+        weight=weight_of(job.request, settings) * (1.0 if works else STALLED_WEIGHT),
         site=site,
         fresh_until=rest.fresh_until,
     )

@@ -112,7 +112,7 @@ class RunningJob:
     @property
     def may_restart(self) -> bool:
         """Whether some mechanism can start it again at another size."""
-        return registry.restarting(self, self.site) is not None
+        return not self.state.stalled and registry.restarting(self, self.site) is not None
 
     @property
     def pause_s(self) -> float | None:

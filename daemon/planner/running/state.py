@@ -76,6 +76,11 @@ class JobState:
         return bool(_but_reports(self) == _but_reports(other)) and self.measured == other.measured
 
     @property
+    def stalled(self) -> bool:
+        """Whether its training does no step."""
+        return self.in_use is not None and self.in_use.stalled_since > 0
+
+    @property
     def measured(self) -> bool:
         """Whether anything is known of its speed."""
         return bool(self.observations) and not self.unfitted

@@ -46,6 +46,13 @@ def test_status_filters(words: list[str], jobs: list[str], daemon: Daemon, run: 
     assert (status, out.split()) == (0, jobs)
 
 
+def test_status_shows_what_stands_still(daemon: Daemon, run: Run) -> None:
+    """--stalled: those jobs only, and for how long."""
+    daemon.store.stall(1215, steady_now() - 3000)
+    status, out, _ = run("status", "--stalled", "-nP", "-o", "jobid,samples/s,stalled")
+    assert status == 0 and out.startswith("1215|0.00|50:") and out.count("\n") == 1
+
+
 def test_root_sees_everybody_with_names(daemon: Daemon, run: Run) -> None:
     """Without -a an admin who is root sees all jobs, as with sacct."""
     daemon.caller.viewer = Viewer(0, admin=True)

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 from daemon_harness import REQUEST, USER, World
 
+from slurm_elastic.daemon.api.metrics import Metrics
 from slurm_elastic.daemon.cli.explanation.sections import checkpoints, next_steps
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.reports.explain import explain
+from slurm_elastic.daemon.reports.record import columns
+from slurm_elastic.daemon.reports.status import JobStatus, status
 from slurm_elastic.daemon.slurm.fake import Component
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
@@ -173,6 +176,38 @@ def test_where_a_training_hangs_is_told_until_it_goes_on(world: World) -> None:
     assert world.store.resize(opened.id).state == opened.state
     kinds = [event.kind for event in world.store.events(job.job_id)]
     assert (kinds.count("stalled"), kinds.count("steps_again")) == (2, 2)
+
+
+def test_a_training_that_stands_still_is_a_state_of_its_job(world: World) -> None:
+    """Since its last step, by the clock of whoever asks, with no throughput; also after the daemon was started again,
+    before its supervisor has spoken, which is planned with as soon as it has. A new world ends it."""
+    job = world.elastic()
+    job.step()
+    job.report()
+    world.rounds.run()
+    job_id, pieces = job.job_id, (Piece(job.job_id, "base", ("n1",), 4, "a100"),)
+    began = world.slurm.now
+    said = "no step for 63 s: rank 1 on n1 is at t.py line 7"
+    world.controller.phase(job_id, Phase(0, "stalled", 1, pieces, 240, began, pause_s=63.0, detail=said))
+    world.boot()
+    woken: list[str] = []
+    world.controller.wake = woken.append  # type: ignore[method-assign]
+    world.slurm.now += 300
+    world.rounds.run()
+    viewer = Viewer(0, admin=True)
+    (row,) = status(world.store, viewer, world.slurm.now)
+    assert (row.stalled_since, row.samples_per_s, row.reason) == (began - 63, 0.0, "keep_stalled")
+    (shown,) = [field for field in columns(JobStatus) if field.name == "Stalled"]
+    assert shown.text(row) == "6:03"
+    assert explain(world.store, job_id, viewer, world.slurm.now).stalled.startswith("no step for 363 s: rank 1")
+    metrics = Metrics(world.store, world.rounds).exposition(of_jobs=True).decode()
+    assert "slurm_elastic_jobs_stalled 1.0" in metrics
+    for _ in range(2):
+        world.controller.heard(job_id, 0)
+    assert woken == ["heard"]
+    world.controller.phase(job_id, Phase(0, "running", 2, pieces, 240, world.slurm.now))
+    (row,) = status(world.store, viewer, world.slurm.now)
+    assert row.stalled_since is None and row.reason != "keep_stalled"
 
 
 def test_a_job_is_told_how_long_nodes_last_and_says_how_often_it_saves(world: World) -> None:

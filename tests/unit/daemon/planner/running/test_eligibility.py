@@ -45,6 +45,30 @@ def test_a_pin_to_another_size_moves_the_job_there() -> None:
     assert row(plan, 1).reason == Reason.KEEP_PINNED.value
 
 
+def stalled(world: World, job_id: int, nodes: str) -> None:
+    pieces = (Piece(job_id, "base", tuple(nodes.split()), 4, "a100"),)
+    world.state(job_id, in_use=InUse(job_id, 0, pieces, 256, 0.0, 0.0, stalled_since=NOW - 400))
+
+
+def test_a_job_that_does_no_step_is_never_grown_and_gives_first() -> None:
+    """Nor where its owner has pinned it to more; and before one that holds as much, and is the younger."""
+    world = World(4)
+    world.job(1, "n1")
+    stalled(world, 1, "n1")
+    plan = world.plan()
+    assert plan.resizes == () and row(plan, 1).reason == Reason.KEEP_STALLED.value
+    world.state(1, pinned=8)
+    plan = world.plan()
+    assert plan.resizes == () and row(plan, 1).reason == Reason.KEEP_STALLED.value
+    for which, nodes in ((1, "n1 n2"), (2, "n3 n4")):
+        world = World(4)
+        world.job(1, "n1 n2")
+        world.job(2, "n3 n4")
+        stalled(world, which, nodes)
+        world.cluster.wait(9)
+        assert [(resize.job_id, resize.gpus) for resize in world.plan().resizes] == [(which, 4)]
+
+
 def test_one_resize_at_a_time() -> None:
     """A job whose resize is under way gets no second one."""
     world = World(4)
