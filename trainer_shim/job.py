@@ -372,7 +372,7 @@ class Job(JobProperties):
             check_kept(self._session, function, result)
             self._state.progress.once[self._onces] = result
             self._onces += 1
-            self._session.snapshots.save()
+            self._session.save()
         self._session.reporting.meter.resume()
         return result
 

@@ -49,6 +49,10 @@ class State:
         if own:
             self._own.add(name)
 
+    def is_own(self, name: str) -> bool:
+        """Whether only steps change this part."""
+        return name in self._own
+
     def only_steps_change(self, names: Iterable[str]) -> None:
         """Of parts that are kept already: as keep(own=True)."""
         self._own.update(names)

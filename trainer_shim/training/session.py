@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -38,6 +38,7 @@ from .learning_rate import Tuning
 from .leftovers import Leftovers
 from .optimizer_step import OptimizerSteps
 from .pass_boundary import PassBoundary
+from .replica_check import Held, ReplicaCheck
 from .reporting import Reporting
 from .switch import WorldSwitch
 
@@ -60,12 +61,13 @@ class Session:
         self.strategy: Strategy | None = None
         self.optimization: OptimizerSteps | None = None
         self.world_switch = WorldSwitch(self)
+        self.replica_check = ReplicaCheck(self.state, self.model, self.device)
         self.trackers = Trackers()
         self.starts_at: tuple[int, int, int, int] | None = None
         """Epoch, step, samples and those of the epoch, of a training without this job that it goes on with."""
         self.feed: Feed | None = None
         """The pass over a dataset that is under way."""
-        self._votes: deque[tuple[ComingWorld | None, TallyReader]] = deque()
+        self._votes: deque[tuple[ComingWorld | None, TallyReader, Held | None]] = deque()
         self._squares: tuple[float, float, list[int], int] | None = None
         self._measured: tuple[Micro, Squares] | None = None
         """A step whose norms have not been read yet."""
@@ -137,7 +139,9 @@ class Session:
             self._measured = None
         square = self._squares[0] if self._squares is not None else 0.0
         save, ready = self.snapshots.ahead(self.membership.coming(), self.rank)
-        return self.membership.vote(save or self.saving.due(self.rank), self.saving.ending, square, ready)
+        coming, vote = self.membership.vote(save or self.saving.due(self.rank), self.saving.ending, square, ready)
+        world = self.world()
+        return coming, self.replica_check.add_to(vote, world.rank) if world.size > 1 else vote
 
     def record(self, total: int, own: Sequence[int], epoch: int | None = None) -> None:
         """For the audit, before this rank contributes to a step: the samples it trained on, of the epoch under way."""
@@ -163,7 +167,7 @@ class Session:
         progress.step += 1
         progress.samples += total
         self.optimizers().schedule(progress)
-        self._votes.append((coming, reader))
+        self._votes.append((coming, reader, self.replica_check.taken()))
         self.reporting.stepped(total, count, self.optimizers().first_rate(), self.model().exposed_s())
         if not self._stepped:
             self._stepped = True
@@ -209,17 +213,19 @@ class Session:
             self.state.progress.unread = self.feed.unread(self.state.progress.cursor)
         if len(self._votes) <= self._lag:
             return
-        coming, reader = self._votes.popleft()
+        coming, reader, said = self._votes.popleft()
         sums = reader()
         if sums.square:
             self._take_squares(sums)
+        if self.world().size > 1:
+            self.check_replicas(lambda world: self.replica_check.heard(sums, said, world))
         if sums.stop or sums.save:
             self.trackers.flush()
         if sums.stop:
-            self.last_state.saved(self.snapshots.save)
+            self.last_state.saved(self.save)
             self._stop()
         if sums.save:
-            self.snapshots.save()
+            self.save()
         if not sums.switch or coming is None or coming.generation <= self.world().generation:
             return
         if coming.in_place:
@@ -228,8 +234,22 @@ class Session:
             self._agree()
             self.world_switch.switch(coming)
 
+    def check_replicas(self, problem_in: Callable[[World], str]) -> None:
+        """End the world where the ranks' states differ; every rank calls this."""
+        world = self.world()
+        with self.membership.ending_when_broken():
+            problem = problem_in(world)
+        if problem:
+            self.membership.fail(world.generation, problem, differs=True)
+
+    def save(self) -> None:
+        """Save what all ranks hold alike; every rank calls this at the same step."""
+        self.check_replicas(self.replica_check.compare)
+        self.snapshots.save()
+
     def _agree(self) -> None:
-        """Variables are what they are on rank 0, which may leave now."""
+        """Replicas are alike, and variables are what they are on rank 0, which may leave now."""
+        self.check_replicas(self.replica_check.compare)
         for part in self.state.parts.values():
             if isinstance(part, Variables):
                 with self.membership.ending_when_broken():
@@ -309,8 +329,9 @@ class Session:
         self.note({"restored_from_step": self.state.progress.step})
         return found
 
-    def entered(self) -> None:
-        """A world is complete, and every rank of it at one step."""
+    def entered(self, kinds: set[int]) -> None:
+        """A world is complete, of these kinds of ranks, and every rank of it at one step."""
+        self.replica_check.entered(self.world(), kinds)
         self.trackers.entered(self.rank == 0, self.state.progress.step)
         self.take_batch()
 
@@ -359,6 +380,8 @@ class Session:
         if not together and (self.world_switch.on_trial or self.model().sharded):
             return
         self.world_switch.settle()
+        if finished:
+            self.check_replicas(self.replica_check.compare)
         progress = self.state.progress
         progress.finished = finished
         self.reporting.send(self.reporting.meter.rest())
@@ -396,5 +419,6 @@ class Session:
         if self.membership.world is not None and self.membership.world.grouped and self.membership.client is None:
             worlds.leave()
         self._leftovers.end()
+        self.replica_check.close()
         if self.membership.client is not None:
             self.membership.client.close()

@@ -37,6 +37,7 @@ from ..world.rendezvous import LeftWorld, Membership
 from ..world.state_transfer import HeldParts
 from .last_state import LastState
 from .learning_rate import Tuning
+from .replica_check import kind_of
 from .reporting import Reporting
 
 
@@ -62,7 +63,7 @@ class SwitchingSession(Protocol):
 
     def forget_measured(self) -> None: ...
 
-    def entered(self) -> None: ...
+    def entered(self, kinds: set[int]) -> None: ...
 
     def take_batch(self) -> None: ...
 
@@ -197,8 +198,8 @@ class WorldSwitch:
         world, model, state = session.world(), session.model(), session.state
         own = state.progress.step if has_state else -1
         begins = has_state and kept is None and captured is None and in_parts is None
-        told = worlds.gather(world, own, session.tuning.fitted, int(begins))
-        steps, fitted, begun = zip(*told, strict=True)
+        told = worlds.gather(world, own, session.tuning.fitted, int(begins), kind_of(session.device))
+        steps, fitted, begun, kinds = zip(*told, strict=True)
         session.tuning.agreed = min((size for size in fitted if size), default=0)
         if len({step for step in steps if step >= 0}) != 1:
             raise TrainingError(f"world {world.generation} has ranks at steps {steps}; all have to be at one step")
@@ -223,7 +224,7 @@ class WorldSwitch:
             worlds.bound(world, session.membership.first_step_s)
         else:
             self._final()
-        session.entered()
+        session.entered(set(kinds))
 
     # -- the first step --------------------------------------------------------------------------------------------
 

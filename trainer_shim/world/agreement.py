@@ -1,7 +1,8 @@
 """The vote that ranks hold with every step: whether all can switch to a coming world, and whether one wants to save.
 
 The encoded votes are averaged in the parameters' own type, by an all-reduce that rounds. So every question is put such
-that the answers are far apart: the generation that a rank holds goes as BITS signs, on which all have to agree. DDP's
+that the answers are far apart: the generation that a rank holds goes as BITS signs, on which all have to agree, and so
+does a checksum of its state, as WORD_BITS of them, with the few votes that have one (training/replica_check.py). DDP's
 own all-reduce of the gradients carries them; where no such all-reduce exists VoteExchange does one of its own.
 """
 
@@ -18,7 +19,8 @@ from .process_group import World
 
 BITS = 5
 """Generations are distinguished modulo 2^BITS; two that are held at one time are never that far from each other."""
-VOTE_SIZE = BITS + 3
+WORD_BITS = 24
+VOTE_SIZE = BITS + 4 + WORD_BITS
 NO_VOTE = [0.0] * VOTE_SIZE
 LARGEST_SAID = (1 << 19) - 1
 """Its squares, over as many ranks, are whole numbers of a float64."""
@@ -55,17 +57,22 @@ class Vote:
     """It has been asked to end."""
     square: float = 0.0
     """|g_i|^2 of this rank's own mean gradient at the last step that was measured."""
+    look: bool = False
+    """It wants the ranks to compare their states."""
+    word: int | None = None
+    """A checksum, of WORD_BITS, of what all ranks are to hold alike."""
 
     @property
     def has_content(self) -> bool:
         """Whether it differs from an empty vote."""
-        return bool(self.holds or self.save or self.stop or self.square)
+        return bool(self.holds or self.save or self.stop or self.square or self.look or self.word is not None)
 
     def encoded(self) -> list[float]:
         if not self.has_content:
             return NO_VOTE
-        signs = [(1.0 if self.holds >> bit & 1 else -1.0) if self.holds else 0.0 for bit in range(BITS)]
-        return [*signs, float(self.save), float(self.stop), self.square]
+        signs = _signs(self.holds, BITS) if self.holds else [0.0] * BITS
+        word = _signs(self.word, WORD_BITS) if self.word is not None else [0.0] * WORD_BITS
+        return [*signs, float(self.save), float(self.stop), self.square, float(self.look), *word]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,6 +87,10 @@ class Tally:
     """Someone has been asked to end."""
     square: float
     """The sum over the ranks."""
+    look: bool = False
+    """Someone wants the states compared."""
+    alike: bool = False
+    """Every rank has said the same word."""
 
     @classmethod
     def of_one(cls, vote: Vote) -> Tally:
@@ -93,11 +104,17 @@ class Tally:
             return EMPTY_TALLY
         sums = [value * ranks for value in mean]
         agreed = all(abs(total) > ranks - 0.5 for total in sums[:BITS])
-        return cls(agreed, sums[BITS] > 0.5, sums[BITS + 1] > 0.5, sums[BITS + 2])
+        save, stop, square, look = sums[BITS : BITS + 4]
+        alike = all(abs(total) > ranks - 0.5 for total in sums[BITS + 4 :])
+        return cls(agreed, save > 0.5, stop > 0.5, square, look > 0.5, alike)
 
 
 EMPTY_VOTE = Vote()
 EMPTY_TALLY = Tally(switch=False, save=False, stop=False, square=0.0)
+
+
+def _signs(number: int, bits: int) -> list[float]:
+    return [1.0 if number >> bit & 1 else -1.0 for bit in range(bits)]
 
 
 class VoteExchange:

@@ -317,12 +317,13 @@ class Membership:
         self.kill_children()
         leave_lost()
 
-    def fail(self, generation: int, error: str) -> NoReturn:
-        """This worker's world cannot be formed: report it and leave; the supervisor starts another generation."""
+    def fail(self, generation: int, error: str, **more: bool) -> NoReturn:
+        """This worker's world cannot be formed: report it, and `more` of it, and leave; the supervisor starts another
+        generation."""
         sys.stderr.write(f"selastic: {self.worker}: {error}\n")
         if self.client is None:
             raise TrainingError(error)
-        self.client.send({"type": "failed", "generation": generation, "error": error})
+        self.client.send({"type": "failed", "generation": generation, "error": error, **more})
         self.exit_process(EXIT_LOST)
 
     def what_broke(self, error: RuntimeError) -> str:

@@ -43,6 +43,7 @@ parser.add_argument("--rate", type=float, default=1e-2)
 parser.add_argument("--stop", type=int, default=-1, help="step after which every rank stops")
 parser.add_argument("--shards", type=int, default=0, help="samples in each; 0: a map-style dataset")
 parser.add_argument("--await-world", type=int, default=-1, help="step that waits until a world is announced")
+parser.add_argument("--apart", type=int, default=-1, help="step before which the last rank's first bit is another")
 parser.add_argument("--leave", choices=["break", "stop"], default="stop")
 args = parser.parse_args()
 PHASES = {
@@ -230,6 +231,9 @@ for epoch in job.epochs(args.epochs):
                 time.sleep(0.001)
         if job.global_step == args.crash and job.generation == 1 and job.rank == 1:
             raise ValueError("this script fails")
+        if job.global_step == args.apart and job.rank == job.world_size - 1:
+            first = model.body[0].weight.detach()
+            getattr(first, "_local_tensor", first).view(torch.int64)[0, 0] ^= 1
         loss = ((net(x) - y) ** 2).mean()
         if job.step(loss, clip_norm=args.clip):
             average.steps += 1

@@ -190,6 +190,13 @@ class JobPreempted:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicasDiffer:
+    """Ranks that were to hold the same state do not, says a worker."""
+
+    why: str
+
+
 class WorkerReady:
     """A worker is warm and waits for its world."""
 

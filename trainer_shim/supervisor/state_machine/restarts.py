@@ -40,6 +40,8 @@ class Restarts(Part):
         """What ended the script at the last failure, and where."""
         self._without_loop = False
         """That is said."""
+        self._differed = False
+        """Replicas were found to differ once."""
         self._broken = ""
         """Why a world broke, while the end that explains it is awaited."""
 
@@ -50,6 +52,7 @@ class Restarts(Part):
             events.FirstStepDone: self._first_step_done,
             events.Restart: self._restart,
             events.Restarting: lambda event: self._respawn_if_dead(),
+            events.ReplicasDiffer: self._differ,
             events.WorkerExit: self._exited,
             CulpritTimer: lambda event: self._restart(events.Restart(self._broken, EXIT_LOST)),
             events.WorkerLost: self._disconnected,
@@ -166,6 +169,18 @@ class Restarts(Part):
         if not context.workers_on(keys):
             context.mode = Mode.STARTING
             context.spawn_on(key for key in keys if context.available(key))
+
+    def _differ(self, event: events.ReplicasDiffer) -> None:
+        """Go back to the last checkpoint, in which all ranks agreed; what comes again is no accident."""
+        context = self._context
+        if context.mode in (Mode.RESTARTING, Mode.ENDED):
+            return
+        if self._differed:
+            context.do(Print(f"{event.why}; for the second time, giving up"))
+            context.end(1)
+        else:
+            self._differed = True
+            self._restart(events.Restart(event.why, EXIT_LOST))
 
     # --- a worker's end ---------------------------------------------------------------------------------------
 

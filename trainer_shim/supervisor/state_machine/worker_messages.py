@@ -69,6 +69,8 @@ class WorkerMessages(Part):
             if message.get("survived"):
                 worker.quiesced = False
                 context.emit(events.WorldRolledBack(generation, worker.error))
+            elif message.get("differs"):
+                context.emit(events.ReplicasDiffer(worker.error))
             else:
                 context.emit(events.WorkerFailed(event.worker))
         elif kind == "done":
