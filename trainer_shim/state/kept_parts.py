@@ -154,6 +154,8 @@ class State:
                 part.load_state_dict(saved[name])
             except (RuntimeError, ValueError, KeyError, TypeError) as error:
                 raise TrainingError(f"the state of '{name}' does not fit this script: {error}") from error
+            if isinstance(part, torch.optim.Optimizer):
+                _lay_out(part)
         if only is None:
             self.take_progress(captured)
 
@@ -189,6 +191,18 @@ class State:
         ]
         skip = {"Model"} if len(places) == len(found) else set()
         return tensors, lambda: self.restore(unpack(skeleton, tensors), skip=skip)
+
+
+def _lay_out(optimizer: torch.optim.Optimizer) -> None:
+    """Have the state lie in memory as its parameters do (channels_last): fused optimizers go through both side by side,
+    and what travelled, or was copied, lies in order."""
+    for parameter, entries in optimizer.state.items():
+        for name, value in entries.items():
+            alike = (
+                isinstance(value, torch.Tensor) and value.shape == parameter.shape and not hasattr(value, "device_mesh")
+            )
+            if alike and value.stride() != parameter.stride():
+                entries[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def _without_meta(model: dict[str, Any]) -> dict[str, Any]:

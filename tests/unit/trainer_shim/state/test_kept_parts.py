@@ -256,3 +256,32 @@ def test_memory_of_written_snapshots_is_used_again(tmp_path: Path) -> None:
     assert pointers(second) == places and not pointers(waiting) & places
     assert flat(second) == flat(state.capture())
     assert flat(waiting) == before
+
+
+def test_optimizer_state_lies_in_memory_as_its_parameters_do() -> None:
+    """channels_last weights: a fused optimizer goes through weight and state in the order of memory, so state that was
+    copied in another order would step other elements than it belongs to."""
+
+    def made() -> tuple[State, torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(1)
+        model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+        state = State()
+        state.keep("Model", model)
+        state.keep("Optimizer0", optimizer)
+        return state, model, optimizer
+
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        optimizer.zero_grad()
+        x = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(seed))
+        model(x.to(memory_format=torch.channels_last)).square().sum().backward()
+        optimizer.step()
+
+    state, model, optimizer = made()
+    step(model, optimizer, 1)
+    other, again, restored = made()
+    other.restore(state.snapshot())
+    assert restored.state[again.weight]["exp_avg"].stride() == again.weight.stride()
+    for network, stepped in ((model, optimizer), (again, restored)):
+        step(network, stepped, 2)
+    assert torch.equal(model.weight, again.weight)

@@ -152,9 +152,9 @@ def test_ranks_that_come_apart_end_their_world(start: Start, ranks: str, options
 
 def test_no_checkpoint_of_states_that_differ(start: Start) -> None:
     """A checkpoint, asked for between two looks: the ranks compare first."""
-    control = start("--hold-from", "8", "--apart", "6")
+    control = start("--hold-from", "21", "--apart", "20")
     control.start("a", "b")
-    control.wait(lambda _, message: message["type"] == "beat" and message["step"] >= 8)
+    control.wait(lambda _, message: message["type"] == "beat" and message["step"] >= 21)
     control.send("a", {"type": "checkpoint"})
     assert control.exits("a", "b", hold=True) == [EXIT_LOST] * 2, control.story()
     assert all("body.0.weight" in message["error"] for message in control.all("failed"))
