@@ -9,6 +9,7 @@ deadlock in gloo's destructor (pytorch issue 56297).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -42,6 +43,8 @@ to a member that has given up waits until its supervisor ends it, and a first st
 not dead, as long as any collective may take."""
 ARRIVAL_S = 5.0
 """How much later than a joiner, which knows why it does not get through, rank 0 gives up waiting for it."""
+ENDING_S = 10.0
+"""The longest to wait for the communicators of the world before the last to end."""
 POLL_S = 1.0
 BUCKET_BYTES = 32 << 20
 ALONE_BYTES = 1 << 20
@@ -262,20 +265,31 @@ def leave(later: bool = False, broken: bool = False) -> None:
 
 _left: list[Any] = []
 """The groups that were left last."""
+_ending: threading.Thread | None = None
+"""What ends NCCL's communicators of the groups that were left last."""
 
 
 def destroy(group: Any, later: bool, broken: bool = False) -> None:
-    """Destroy a group; `later` leaves its destructor, which waits 20 ms for gloo's threads, to a thread of its own.
+    """Destroy a group; `later` leaves its destructor, which waits 20 ms for gloo's threads, to a thread of its own, and
+    NCCL's communicators too: NCCL waits for one of its threads that looks up every 500 ms only.
 
-    Unless it is broken, that is done with the next call only: just left, the group's threads may still let go of a
+    Unless it is broken, the first is done with the next call only: just left, the group's threads may still let go of a
     tensor, which takes the GIL, and torch 2.4 holds that while it waits for them to end. By then they are idle.
     """
+    global _ending
     named = getattr(dist.distributed_c10d._world, "pg_map", ()) if group is dist.group.WORLD else ()
     held = [group, *named]  # a mesh's own groups end with the default one
+    beside = later and torch.cuda.is_available() and hasattr(group, "shutdown")
+    if beside and _ending is not None:
+        _ending.join(ENDING_S)  # communicators that end take memory of the GPU: no heap of them
+    if beside and named:
+        dist.distributed_c10d._world.pg_names.clear()  # of these destroy_process_group() waits for their communicators
     del group, named
     dist.destroy_process_group(held[0])
-    # Not with NCCL beside it: there a communicator that ends while another begins can race (pytorch issue 119196).
-    if later and not torch.cuda.is_available():
+    if beside:
+        _ending = threading.Thread(target=_end, args=(held,), name="selastic-group-end")
+        _ending.start()
+    elif later and not torch.cuda.is_available():
         if broken:
             ending = held
         else:
@@ -283,6 +297,14 @@ def destroy(group: Any, later: bool, broken: bool = False) -> None:
             held = []
         # Not a daemon thread: one that comes back from gloo into an interpreter that ends aborts the process.
         threading.Thread(target=ending.clear, name="selastic-group-end").start()
+
+
+def _end(groups: list[Any]) -> None:
+    """Shut them down, those made last first as torch does, and let go of them."""
+    while len(groups) > 1:
+        with contextlib.suppress(RuntimeError):  # of a group that is broken
+            groups.pop().shutdown()
+    groups.clear()
 
 
 def gather(world: World, *own: int) -> list[list[int]]:

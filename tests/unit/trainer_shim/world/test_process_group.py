@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 import torch.distributed as dist
 from waiting import wait_until
 from world_stores import stores
@@ -96,3 +97,25 @@ def test_a_traceback_is_the_same_after_any_number_of_worlds() -> None:
             form(gate)
             leave()
         assert sys.excepthook is before
+
+
+def test_nobody_waits_for_communicators_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL takes up to 500 ms to end one: the next world forms meanwhile. Another one after it does wait, and a world
+    that is left for good."""
+    go_on, ended = threading.Event(), list[str]()
+
+    def shutdown(group: dist.ProcessGroup) -> None:
+        go_on.wait(10)
+        ended.append(group.group_name)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(dist.ProcessGroup, "shutdown", shutdown, raising=False)
+    for number in range(3):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.new_group([0])
+        leave(later=number < 2)
+        assert not dist.is_initialized()
+        assert len(ended) >= 2 * number if number else not ended
+        go_on.set()
+    wait_until(lambda: len(ended) == 6)
+    assert ended.index("1") < ended.index("0")
