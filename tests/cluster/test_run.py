@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_daemon import FakeDaemon
+from small_training import TRAIN
 from training_job import TrainingJob
 from waiting import wait_until
 
@@ -18,6 +19,19 @@ from slurm_elastic.daemon.slurm import CommandClient, Size
 from slurm_elastic.protocol.messages import Piece, Shape
 from slurm_elastic.trainer_shim.supervisor import job_dir
 
+INIT_DISTRIBUTED = """
+import os, torch
+if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    rank = int(os.environ["RANK"])
+elif "SLURM_PROCID" in os.environ:
+    rank = int(os.environ["SLURM_PROCID"])
+else:
+    rank = None
+if rank is not None:
+    world_size = int(os.environ.get("WORLD_SIZE") or os.environ["SLURM_NTASKS"])
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
+"""
+"""As public scripts begin."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -26,15 +40,18 @@ def start(empty_sandbox: Sandbox, tmp_path: Path) -> Iterator[Callable[..., Trai
     """start("-N1 --gres=gpu:2", "train.py 100 1 0", env) -> a submitted job."""
     tmp_path.chmod(0o755)
 
-    def submit(options: str, words: str, env: dict[str, str] | None = None, script: str = "exec {run}") -> TrainingJob:
-        return TrainingJob(empty_sandbox, tmp_path, options, words, env or {}, script)
+    def submit(
+        options: str, words: str, env: dict[str, str] | None = None, script: str = "exec {run}", train: str = TRAIN
+    ) -> TrainingJob:
+        return TrainingJob(empty_sandbox, tmp_path, options, words, env or {}, script, train)
 
     yield submit
 
 
 def test_trains_without_a_daemon(start: Callable[..., TrainingJob]) -> None:
-    """Two nodes of two GPUs train as one world; with no daemon anywhere the job ends COMPLETED."""
-    job = start("-N2 --gres=gpu:a100:2 -c4 --ntasks-per-node=1", "train.py 200 2 0")
+    """Two nodes of two GPUs train as one world; with no daemon anywhere the job ends COMPLETED. A worker is no task of
+    srun's: an `init_distributed_mode` of the usual kind goes past all its branches."""
+    job = start("-N2 --gres=gpu:a100:2 -c4 --ntasks-per-node=1", "train.py 200 2 0", train=INIT_DISTRIBUTED + TRAIN)
     job.ends()
     job.checked(200, 2)
     assert "4 workers (2 x 2 of base)" in job.text()

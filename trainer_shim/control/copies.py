@@ -23,6 +23,17 @@ LAUNCHERS = (
 """The innermost first: mpirun starts its own processes by srun. A batch script has none of this: Slurm counts the tasks
 of a step in SLURM_STEP_NUM_TASKS, and scripts of torch's kind export WORLD_SIZE themselves."""
 
+_WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+_TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASK")
+_STEP = ("SLURM_STEP", "SLURM_SRUN_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "TORCHELASTIC_")
+_NAMES = {*_WORLD, *(name for _, size, rank, besides in LAUNCHERS for name in (size, rank, besides))}
+
+
+def of_a_task(variable: str) -> bool:
+    """Whether a launcher tells its processes by it which one of them they are: a worker is none of these, and a script
+    that finds it makes a process group by it. What belongs to the whole job (SLURM_JOB_ID, _ARRAY_TASK_ID) is not."""
+    return variable in _NAMES or variable.startswith(_TASK + _STEP)
+
 
 def refusal(env: Mapping[str, str], what: str, instead: str) -> str:
     """Why this process is not to run, with what is accepted; "" if it is the only one. what: was started."""

@@ -11,6 +11,7 @@ from types import FrameType, TracebackType
 
 NO_GROUP = "Default process group has not been initialized"
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+TASK_VARIABLES = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS")
 INSTEAD = {
     "DistributedDataParallel": "job.wrap(model, optimizer) or job.replicate(model) in its place",
     "DistributedSampler": "job.loader(dataset), or job.share(n), in its place",
@@ -23,9 +24,11 @@ _OWN = str(Path(__file__).resolve().parents[1]) + "/"
 def hint(error: BaseException) -> str:
     """The sentence; empty for an error that speaks for itself."""
     text = str(error)
-    if isinstance(error, KeyError) and error.args and error.args[0] in VARIABLES:
+    asks = error.args[0] if isinstance(error, KeyError) and error.args else ""
+    if asks in VARIABLES + TASK_VARIABLES:
+        launcher = "torchrun" if asks in VARIABLES else "srun"
         return (
-            f"{_call(error.__traceback__)[0]} asks for {error.args[0]}, which torchrun sets and selastic run does not; "
+            f"{_call(error.__traceback__)[0]} asks for {asks}, which {launcher} sets and selastic run does not; "
             "accepted: job.rank and job.world_size inside the loop, and job.device"
         )
     if type(error).__name__ == "OutOfMemoryError":

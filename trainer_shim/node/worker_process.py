@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+from ..control import copies
 from . import stacks
 from .hints import hint
 
@@ -39,6 +40,8 @@ def run(arguments: list[str], env: dict[str, str], output: int, verdict: int, du
     if sockets:
         multiprocessing.current_process()._config["tempdir"] = sockets  # type: ignore[attr-defined]
     os.environ.update(env)
+    for name in filter(copies.of_a_task, list(os.environ)):  # those of the agent, which is a task of srun's
+        del os.environ[name]
     _reseed()
     code = 1
     try:

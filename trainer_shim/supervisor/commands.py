@@ -14,6 +14,7 @@ from pathlib import Path
 
 from slurm_elastic.protocol.messages import Piece, Shape
 
+from ..control import copies
 from .slurm_job import Expand, SlurmJob
 
 _SLURM = ("SLURM", "SBATCH", "SALLOC", "SRUN", "SQUEUE", "SCANCEL", "SCONTROL", "SPANK", "PMI", "PMIX")
@@ -24,7 +25,6 @@ _DEVICES = (
     "GPU_DEVICE_ORDINAL",
     "ZE_AFFINITY_MASK",
 )
-_WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 TAG = "selastic:companion-of="
 """Begins the comment of a companion."""
 TIME_MIN = 5
@@ -43,12 +43,12 @@ _FOR_NOW = ("busy", "prolog", "temporarily", "contact slurm controller", "timed 
 
 def scrubbed(env: Mapping[str, str], in_slurm: bool = True) -> dict[str, str]:
     """The user's environment without what belongs to one Slurm job or one process group. SLURM_CONF stays."""
-    drop = _WORLD + (_DEVICES if in_slurm else ())
+    drop = _DEVICES if in_slurm else ()
+    prefixes = ("SELASTIC_", *(f"{word}_" for word in _SLURM))
     return {
         key: value
         for key, value in env.items()
-        if key == "SLURM_CONF"
-        or not (key in drop or key.startswith(tuple(f"{word}_" for word in _SLURM)) or key.startswith("SELASTIC_"))
+        if key == "SLURM_CONF" or not (copies.of_a_task(key) or key in drop or key.startswith(prefixes))
     }
 
 

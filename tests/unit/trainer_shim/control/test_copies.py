@@ -63,3 +63,19 @@ def test_a_process_that_a_worker_has_started_is_told_so() -> None:
     """torchrun, or multiprocessing.spawn, behind `selastic run`: it has the worker's environment, and not its key."""
     with pytest.raises(TrainingError, match=r"join\(\) was called in a process that a worker .* has started"):
         Membership({"SELASTIC_CONTROL": "127.0.0.1:9", "SELASTIC_WORKER": "0.n1.0"})
+
+
+def test_what_names_a_task_is_no_workers() -> None:
+    """It would be led into `init_distributed_mode`'s branch for srun; what names the job, and settings, stay."""
+    front = [env for _, env in FRONT]
+    ours = {"SLURM_JOB_ID", "MPI_LOCALNRANKS", "LOCAL_SIZE", "CROSS_RANK"}
+    assert all(copies.of_a_task(name) for env in front for name in set(env) - ours)
+    stay = (
+        "SLURM_JOB_ID",
+        "SLURM_JOB_NAME",
+        "SLURM_ARRAY_TASK_ID",
+        "SLURM_RESTART_COUNT",
+        "SLURM_TMPDIR",
+        "SLURM_CONF",
+    )
+    assert not any(map(copies.of_a_task, (*stay, "OMPI_MCA_btl", "MV2_USE_CUDA", "HOROVOD_FUSION_THRESHOLD")))
