@@ -7,10 +7,12 @@ slurm_limits.gpu_limits; what it does not know, Slurm will say.
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import inf
 
 from slurm_elastic.protocol.messages import Shape
 
 from ..slurm.model import Job
+from ..slurm.site import PartitionRules
 from .slurm_limits import SHARED, Bound, LimitUsage, as_companion, charged, companions_left, of_shape, uses
 
 
@@ -26,6 +28,12 @@ class CompanionLimits:
 
     def allow(self, base: Job, shapes: Collection[Shape]) -> bool:
         """Whether a job may ask for these companions, as jobs."""
+        partition = base.partition.split(",")[0]
+        rules = self._usage.site.partitions.get(partition, _NO_RULES)
+        unfit = next(filter(None, (rules.unfit(shape.nodes) for shape in shapes)), "")
+        if unfit:
+            self.refused[base.job_id] = f"{unfit} of partition {partition}"
+            return False
         bounds = self._bounds(base)
         wanted = [self._usage.beside(base, of_shape(shape)) for shape in shapes] if bounds else []
         for bound in bounds:
@@ -60,9 +68,16 @@ class CompanionLimits:
             for bound in bounds
             if bound.scope == "node" and each.get(bound.name) and bound.name.startswith("gres/gpu")
         ]
+        each_cpus = base.cpus / max(1, base.gpus)
+        rules = self._usage.site.partitions.get(base.partition.split(",")[0], _NO_RULES)
+        if each_cpus and rules.max_cpus_per_node < inf:
+            found.append(max(1, int(rules.max_cpus_per_node // each_cpus)))
         return min(found, default=0)
 
     def _bounds(self, base: Job) -> tuple[Bound, ...]:
         if not self._usage.site.limits:
             return ()
         return self._usage.bounds(charged(as_companion(base, self.companion_qos)))
+
+
+_NO_RULES = PartitionRules()

@@ -86,6 +86,10 @@ def _unfollowed(job: ElasticJob) -> str:
 
 
 def _barred(base: Job, site: Site) -> str:
+    partition = base.partition.split(",")[0]
+    closed = site.partitions[partition].closed(base.account, base.qos) if partition in site.partitions else ""
+    if closed:
+        return f"partition {partition} {closed}"
     if site.bars_companion_qos(base.account, base.user, base.partition):
         return f"{base.user} may not use the QOS of companions with account {base.account}"
     return ""

@@ -194,16 +194,6 @@ def _least(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, fl
     return {**one, **{name: min(most, one.get(name, most)) for name, most in other.items()}}
 
 
-def partition_qos(text: str) -> dict[str, str]:
-    """Partition -> its QOS, of `scontrol -o show partition`."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        words: dict[str, str] = dict(WORD.findall(line))
-        if words.get("QoS", "N/A") != "N/A":
-            found[words["PartitionName"]] = words["QoS"]
-    return found
-
-
 def qos_over_partition(text: str) -> frozenset[str]:
     """The QOS with the flag OverPartQOS, of `sacctmgr -n -P show qos format=name,flags`."""
     rows = (line.partition("|") for line in text.splitlines())

@@ -27,7 +27,7 @@ from .fair_share import ShareTree
 from .held_gpus import with_nodes
 from .model import Size, SlurmClient, Snapshot
 from .nodelist import expand, fold
-from .site import Site
+from .site import PartitionRules, Site
 
 ASKED_OF_SLURMDBD_S = 5.0
 """For what slurmdbd answers, and nothing has to wait for."""
@@ -120,6 +120,7 @@ class CommandClient(SlurmClient):
             *(at, known.limits, known.parents, kept, switches),
             needs_switch=bool(switches) and self.release() < site.STARTS_UNDER_NO_SWITCH,
             power_saving=site.saves_power(config),
+            can_suspend=site.can_suspend(config),
             bf_interval_s=site.bf_interval_s(config),
             counts_shares=site.counts_shares(config),
             partition_users=known.partition_users,
@@ -130,8 +131,8 @@ class CommandClient(SlurmClient):
     def slurms_time(self) -> float:
         return parse.slurms_time(self._printed("sdiag"))
 
-    def partition_qos(self) -> dict[str, str]:
-        return accounting.partition_qos(self._shown("-a", "-o", "show", "partition"))
+    def partitions(self) -> tuple[dict[str, PartitionRules], dict[str, str]]:
+        return site.partitions(self._shown("-a", "-o", "show", "partition"))
 
     def qos_over_partition(self) -> frozenset[str]:
         return accounting.qos_over_partition(self._asked_of_slurmdbd("qos", "format=name,flags"))

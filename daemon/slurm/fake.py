@@ -19,7 +19,7 @@ from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
 from .accounting import QosUser, SlurmLimit
 from .fair_share import ShareTree
 from .model import Job, Node, Partition, Size, SlurmClient, Snapshot
-from .site import Reservation, Site
+from .site import PartitionRules, Reservation, Site
 
 ROOT = "root"
 BEGIN_S = 121.0
@@ -58,6 +58,8 @@ class FakeSlurm:
         """Partitions in which the site's job_submit plugin refuses to shrink a job."""
         self.limits: tuple[SlurmLimit, ...] = ()
         """Listed by `site`, and not enforced."""
+        self.partition_rules: Mapping[str, PartitionRules] = {}
+        """Listed by `partitions`, and not enforced."""
         self.qos_users: Mapping[QosUser, bool] = {}
         """Whether each may use any QOS; not enforced. With some listed, `site` says that Slurm checks it."""
         self.share_tree: ShareTree | None = None
@@ -240,8 +242,8 @@ class FakeClient(SlurmClient):
         with self._slurm.answering() as slurm:
             return time.time() - slurm.behind
 
-    def partition_qos(self) -> Mapping[str, str]:
-        return {}
+    def partitions(self) -> tuple[Mapping[str, PartitionRules], Mapping[str, str]]:
+        return self._slurm.partition_rules, {}
 
     def qos_over_partition(self) -> frozenset[str]:
         return frozenset()

@@ -6,7 +6,7 @@ Names are Slurm's own. Times are Unix seconds, memory is in MiB, sizes are whole
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
@@ -15,7 +15,7 @@ from slurm_elastic.protocol.records import record
 
 from .accounting import QosUser
 from .fair_share import ShareTree
-from .site import Site
+from .site import PartitionRules, Site
 
 ACTIVE = frozenset(
     {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
@@ -223,13 +223,34 @@ class Snapshot:
         return sorted(found, key=lambda job: job.het_offset)
 
     def marked(self, site: Site) -> Snapshot:
-        """With UNDER_NO_SWITCH among the flags of the nodes on which Slurm starts nothing for want of a switch."""
+        """With UNDER_NO_SWITCH among the flags of the nodes on which Slurm starts nothing for want of a switch. Nodes
+        that a job may not share with their holders are among those that it excludes."""
         alone = self.nodes.keys() - site.switches.keys() if site.needs_switch else ()
-        if not alone:
-            return self
-        found = {name: self.nodes[name] for name in alone}
-        marks = {name: replace(node, flags=node.flags | {"UNDER_NO_SWITCH"}) for name, node in found.items()}
-        return replace(self, nodes={**self.nodes, **marks})
+        marks = {name: replace(self.nodes[name], flags=self.nodes[name].flags | {"UNDER_NO_SWITCH"}) for name in alone}
+        shut = {name for name, rules in site.partitions.items() if rules.exclusive_user}
+        jobs = self._beside_others(shut) if shut else {}
+        return replace(self, nodes={**self.nodes, **marks}, jobs={**self.jobs, **jobs}) if marks or jobs else self
+
+    def _beside_others(self, shut: Collection[str]) -> dict[int, Job]:
+        """The jobs that may not share some nodes, which count as excluded by them: another user holds these, and the
+        partition of either (`shut`) shares nodes with no other user. What a companion holds a waiting job may get."""
+        held: dict[str, set[tuple[str, bool, bool]]] = {}
+        for job in self.jobs.values():
+            for node in job.nodes:
+                held.setdefault(node, set()).add((job.user, job.partition in shut, job.name.startswith("selastic-")))
+        closed: dict[tuple[str, bool, bool], tuple[str, ...]] = {}
+        found = {}
+        for job in self.jobs.values():
+            who = user, own, waits = job.user, job.partition in shut, job.pending
+            if who not in closed:
+                closed[who] = tuple(
+                    node
+                    for node, holders in held.items()
+                    if any(name != user and (own or other) and not (waits and gives) for name, other, gives in holders)
+                )
+            if closed[who]:
+                found[job.job_id] = replace(job, excluded_nodes=(*job.excluded_nodes, *closed[who]))
+        return found
 
 
 class SlurmClient(Protocol):
@@ -249,8 +270,8 @@ class SlurmClient(Protocol):
     def slurms_time(self) -> float:
         """slurmctld's clock, in whole unix seconds."""
 
-    def partition_qos(self) -> Mapping[str, str]:
-        """Partition -> the QOS whose limits all its jobs have, for partitions with one."""
+    def partitions(self) -> tuple[Mapping[str, PartitionRules], Mapping[str, str]]:
+        """By partition: its rules, and the QOS whose limits all its jobs have, for partitions with one."""
 
     def qos_over_partition(self) -> frozenset[str]:
         """The QOS whose limits come before those of a partition's QOS. Asked of slurmdbd."""

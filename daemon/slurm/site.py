@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from slurm_elastic.protocol.errors import SlurmUnparsable
 
@@ -32,6 +33,44 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionRules:
+    """What a partition asks of its jobs, beside the limits of its QOS."""
+
+    state: str = "UP"
+    """UP; else it takes no job (DRAIN, INACTIVE), or starts none (DOWN)."""
+    min_nodes: int = 0
+    max_nodes: float = inf
+    max_cpus_per_node: float = inf
+    exclusive_user: bool = False
+    """Nodes are shared with no other user."""
+    accounts: frozenset[str] | None = None
+    """Those that may use it; None: all but `no_accounts`."""
+    no_accounts: frozenset[str] = frozenset()
+    qos: frozenset[str] | None = None
+    no_qos: frozenset[str] = frozenset()
+    suspends: bool = False
+    """Slurm puts its nodes to sleep that have been idle for a while."""
+
+    def closed(self, account: str, qos: str) -> str:
+        """Why it takes no job with these now; empty: it does."""
+        if self.state != "UP":
+            return f"is {self.state}"
+        for kind, name, only, never in (
+            ("account", account, self.accounts, self.no_accounts),
+            ("QOS", qos, self.qos, self.no_qos),
+        ):
+            if name and (name in never or (only is not None and name not in only)):
+                return f"does not take {kind} {name}"
+        return ""
+
+    def unfit(self, nodes: int) -> str:
+        """The limit that a job of so many nodes is over; empty: none."""
+        if nodes < self.min_nodes:
+            return f"MinNodes={self.min_nodes}"
+        return f"MaxNodes={self.max_nodes:g}" if nodes > self.max_nodes else ""
+
+
+@dataclass(frozen=True, slots=True)
 class Site:
     """What was read, and when. Empty where the site enforces no limits."""
 
@@ -46,6 +85,9 @@ class Site:
     """Slurm starts nothing on a node under no switch."""
     power_saving: bool = False
     """Slurm puts nodes to sleep that have been idle for a while."""
+    can_suspend: bool = False
+    """It has a program for that."""
+    partitions: Mapping[str, PartitionRules] = field(default_factory=dict)
     partition_qos: Mapping[str, str] = field(default_factory=dict)
     """Partition -> the QOS whose limits all its jobs have, for partitions with one."""
     partition_users: frozenset[PartitionUser] = frozenset()
@@ -96,8 +138,58 @@ def counts_shares(config: str) -> bool:
 
 def saves_power(config: str) -> bool:
     """Whether `scontrol show config` says that idle nodes are put to sleep."""
-    said = dict(re.findall(r"(?m)^(SuspendTime|SuspendProgram)\s*=\s*(\S+)", config))
-    return said.get("SuspendTime", "NONE") not in ("NONE", "INFINITE") and said.get("SuspendProgram") != "(null)"
+    return _suspends(_suspending(config).get("SuspendTime", "NONE")) and can_suspend(config)
+
+
+def can_suspend(config: str) -> bool:
+    """Whether it has a program for that: a partition may have a time of its own."""
+    return _suspending(config).get("SuspendProgram", "(null)") != "(null)"
+
+
+def _suspending(config: str) -> dict[str, str]:
+    return dict(re.findall(r"(?m)^(SuspendTime|SuspendProgram)\s*=\s*(\S+)", config))
+
+
+def partitions(text: str) -> tuple[dict[str, PartitionRules], dict[str, str]]:
+    """By partition its rules, and its QOS where it has one, of `scontrol -o show partition`."""
+    rules: dict[str, PartitionRules] = {}
+    qos: dict[str, str] = {}
+    for line in text.splitlines():
+        words: dict[str, str] = dict(WORD.findall(line))
+        name = words.get("PartitionName", "")
+        if not name:
+            continue
+        if words.get("QoS", "N/A") != "N/A":
+            qos[name] = words["QoS"]
+        try:
+            rules[name] = PartitionRules(
+                state=words.get("State", "UP"),
+                min_nodes=int(words.get("MinNodes", "0")),
+                max_nodes=_most(words.get("MaxNodes", "UNLIMITED")),
+                max_cpus_per_node=_most(words.get("MaxCPUsPerNode", "UNLIMITED")),
+                exclusive_user=words.get("ExclusiveUser") == "YES",
+                accounts=_names(words.get("AllowAccounts", "ALL")),
+                no_accounts=_names(words.get("DenyAccounts", "")) or frozenset(),
+                qos=_names(words.get("AllowQos", "ALL")),
+                no_qos=_names(words.get("DenyQos", "")) or frozenset(),
+                suspends=_suspends(words.get("SuspendTime", "GLOBAL")),
+            )
+        except ValueError as error:
+            raise SlurmUnparsable(f"a partition of no known form from scontrol: {error} in {line[:80]!r}.") from None
+    return rules, qos
+
+
+def _suspends(time: str) -> bool:
+    return time not in ("NONE", "INFINITE", "GLOBAL", "-1")
+
+
+def _most(text: str) -> float:
+    return inf if text == "UNLIMITED" else int(text)
+
+
+def _names(text: str) -> frozenset[str] | None:
+    """None: all."""
+    return None if text == "ALL" else frozenset(text.split(",")) - {"", "(null)"}
 
 
 def reservations(text: str) -> tuple[Reservation, ...]:

@@ -21,7 +21,7 @@ from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable, TooOften
 from .accounting import QosUser
 from .fair_share import ShareTree
 from .model import Job, Size, SlurmClient, Snapshot
-from .site import Site
+from .site import PartitionRules, Site
 from .slurms_clock import SlurmsClock
 
 log = logging.getLogger(__name__)
@@ -114,13 +114,14 @@ class SnapshotCache(SlurmClient):
         found = replace(found, at=found.at - self._slurms_clock.ahead())
         if self._wants_shares == "always" or (self._wants_shares == "counted" and found.counts_shares):
             found = replace(found, shares=self._read_shares())
-        if not found.limits:
+        rules, qos = self._client.partitions()
+        sleeps = found.power_saving or (found.can_suspend and any(one.suspends for one in rules.values()))
+        found = replace(found, partitions=rules, partition_qos=qos, power_saving=sleeps)
+        if not found.limits or not qos:
             return found
-        partitions = self._client.partition_qos()
-        if partitions:
-            with suppress(SlurmUnreachable):  # slurmdbd may be away while slurmctld works
-                self._over_partition = self._client.qos_over_partition()
-        return replace(found, partition_qos=partitions, qos_over_partition=self._over_partition)
+        with suppress(SlurmUnreachable):  # slurmdbd may be away while slurmctld works
+            self._over_partition = self._client.qos_over_partition()
+        return replace(found, qos_over_partition=self._over_partition)
 
     def _read_shares(self) -> ShareTree | None:
         """Where they are not to be had as they were before, or None; that is said once."""
@@ -139,8 +140,8 @@ class SnapshotCache(SlurmClient):
     def slurms_time(self) -> float:
         return self._client.slurms_time()
 
-    def partition_qos(self) -> Mapping[str, str]:
-        return self._client.partition_qos()
+    def partitions(self) -> tuple[Mapping[str, PartitionRules], Mapping[str, str]]:
+        return self._client.partitions()
 
     def qos_over_partition(self) -> frozenset[str]:
         return self._client.qos_over_partition()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,8 @@ from live_daemon import Selasticd, live_daemon
 from site_cluster import COLLEAGUE, SiteCluster
 from waiting import wait_until
 
+from slurm_elastic.daemon.slurm import CommandClient
+from slurm_elastic.daemon.slurm.site import PartitionRules
 from slurm_elastic.trainer_shim.supervisor.companions import said
 
 WIDE = "elastic:gpus=4-32,step=4,batch=240-3840"
@@ -134,3 +137,57 @@ def test_nobody_gives_way_in_vain(site: SiteCluster, monkeypatch: pytest.MonkeyP
         selasticd.settles_at(job, 28)
         assert site.squeue(idle, "%T") == site.squeue(over, "%T") == "PENDING"
         assert selasticd.events(job).count("resize_issued") == 2
+
+
+def test_what_a_partition_takes_is_what_slurm_says(site: SiteCluster) -> None:
+    """Generated partitions and requests: Slurm would start a job (--test-only) where we say so, and keeps one waiting
+    whose account or QOS we take to be shut out, of which --test-only says nothing."""
+    pick, client = random.Random(3), CommandClient(site.sandbox.env["SLURM_CONF"])
+    words = {
+        "State": ("UP", "UP", "DRAIN", "INACTIVE"),
+        "MinNodes": ("0", "2", "3"),
+        "MaxNodes": ("UNLIMITED", "2"),
+        "MaxCPUsPerNode": ("UNLIMITED", "4"),
+    }
+    plain = {**{word: values[0] for word, values in words.items()}, "AllowAccounts": "ALL", "AllowQos": "ALL"}
+
+    def rules(**drawn: str) -> PartitionRules:
+        change = ["scontrol", "update", "PartitionName=low", *(f"{key}={value}" for key, value in drawn.items())]
+        assert site.sandbox.run(change).returncode == 0
+        return client.partitions()[0]["low"]
+
+    try:
+        for _ in range(8):
+            drawn = {**plain, **{word: pick.choice(words[word]) for word in pick.sample(sorted(words), 2)}}
+            found = rules(**drawn)
+            for nodes, cpus in ((1, 1), (2, 8), (3, 4)):
+                ours = not (found.closed("research", "normal") or found.unfit(nodes))
+                asked = ["-plow", f"-N{nodes}", f"--ntasks-per-node={cpus}", "--wrap", "true"]
+                said = site.sandbox.run(["sbatch", "--test-only", *asked], user="games")
+                start = said.returncode == 0
+                assert start == (ours and cpus <= found.max_cpus_per_node), f"{drawn} {asked} {said.stderr}"
+        for limit in ({"AllowQos": "second"}, {"AllowAccounts": "root"}):
+            found = rules(**{**plain, **limit})
+            job = site.sbatch("-plow")
+            wait_until(lambda job=job: "not permitted" in site.squeue(job, "%r"), 30)  # type: ignore[misc]
+            assert found.closed("research", "normal")
+    finally:
+        rules(**plain)
+
+
+def test_a_node_of_another_user_is_no_room_where_nodes_are_not_shared(
+    site: SiteCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ExclusiveUser: the job grows onto the node that nobody uses, not beside a colleague's small jobs."""
+    change = ["scontrol", "update", "PartitionName=main"]
+    assert site.sandbox.run([*change, "ExclusiveUser=YES"]).returncode == 0
+    try:
+        with live_daemon(site.sandbox, monkeypatch) as daemon:
+            for node in range(2, 8):
+                site.sbatch("-N1", f"-wn{node}", "--gres=gpu:1", user=COLLEAGUE)
+            job = daemon.submit("-N1", "-wn1", "--gres=gpu:a100:4")
+            daemon.settles_at(job, 8)
+            assert {node for held in daemon.companions() for node in held.nodes} == {"n8"}
+            assert "resize_withdrawn" not in daemon.events(job)
+    finally:
+        site.sandbox.run([*change, "ExclusiveUser=NO"])

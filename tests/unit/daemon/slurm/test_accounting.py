@@ -8,7 +8,6 @@ from slurm_elastic.daemon.slurm.accounting import (
     SlurmLimit,
     enforced,
     limits,
-    partition_qos,
     qos_over_partition,
     qos_users,
     run_minutes_lag_s,
@@ -147,12 +146,6 @@ def test_what_accounting_enforces(value: str, found: set[str]) -> None:
 def test_how_late_slurm_counts_minutes_that_have_passed(config: str, lag: float | None) -> None:
     """At each look at priorities; priority/basic never does."""
     assert run_minutes_lag_s(config) == lag
-
-
-def test_a_partitions_qos_is_read() -> None:
-    """Recorded from 22.05, shortened; most have none."""
-    text = "PartitionName=main AllocNodes=ALL QoS=N/A Nodes=n[1-8]\nPartitionName=low AllocNodes=ALL QoS=capped\n"
-    assert partition_qos(text) == {"low": "capped"}
 
 
 def test_which_qos_come_before_a_partitions() -> None:

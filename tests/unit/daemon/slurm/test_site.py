@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,21 @@ from slurm_elastic.daemon.planner.limit_usage import holds, limit_usage
 from slurm_elastic.daemon.planner.running.eligibility import running_job
 from slurm_elastic.daemon.planner.running.state import JobState
 from slurm_elastic.daemon.slurm.accounting import SlurmLimit
+from slurm_elastic.daemon.slurm.fake import FakeSlurm
 from slurm_elastic.daemon.slurm.model import Node, Snapshot
 from slurm_elastic.daemon.slurm.site import (
+    PartitionRules,
     Reservation,
     Site,
     bf_interval_s,
+    can_suspend,
+    partitions,
     reservations,
     saves_power,
     switches,
 )
+from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
+from slurm_elastic.protocol.errors import SlurmUnparsable
 
 REQUEST = "elastic:gpus=1-32,batch=16-4096"
 
@@ -154,6 +161,87 @@ def test_whether_slurm_puts_idle_nodes_to_sleep() -> None:
     assert saves_power(shown.format("/sbin/off", "300 sec"))
     assert not saves_power(shown.format("/sbin/off", "INFINITE")) and not saves_power(shown.format("(null)", "300 sec"))
     assert not saves_power("")
+    assert can_suspend(shown.format("/sbin/off", "INFINITE")) and not can_suspend(shown.format("(null)", "300 sec"))
+
+
+@pytest.mark.parametrize(("program", "time", "saves"), [(True, True, True), (True, False, False), (False, True, False)])
+def test_a_partitions_own_suspend_time_saves_power(program: bool, time: bool, saves: bool) -> None:
+    """Where slurm.conf itself has INFINITE, as long as there is a program for it."""
+    slurm = FakeSlurm(nodes=1)
+    slurm.partition_rules = {"main": PartitionRules(suspends=time)}
+    client = slurm.client()
+    found = replace(client.site(), can_suspend=program)
+    client.site = lambda: found  # type: ignore[method-assign]
+    assert SnapshotCache(client).site().power_saving is saves
+
+
+PARTITIONS = (
+    "PartitionName=main AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL QoS=N/A ExclusiveUser=NO MaxNodes=UNLIMITED"
+    " MinNodes=0 MaxCPUsPerNode=UNLIMITED State=UP TotalCPUs=32\n"
+    "PartitionName=a AllowGroups=games AllowAccounts=x,y DenyQos=z QoS=part ExclusiveUser=YES MaxNodes=3 MinNodes=2"
+    " MaxCPUsPerNode=4 State=DRAIN SuspendTimeout=GLOBAL SuspendTime=30\n"
+)
+
+
+def test_what_partitions_ask_of_their_jobs_is_read() -> None:
+    """As 22.05 prints it; a record of another form is an error."""
+    rules, qos = partitions(PARTITIONS)
+    one = PartitionRules("DRAIN", 2, 3, 4, True, accounts=frozenset({"x", "y"}), no_qos=frozenset({"z"}), suspends=True)
+    assert (rules, qos) == ({"main": PartitionRules(), "a": one}, {"a": "part"})
+    with pytest.raises(SlurmUnparsable, match="a partition of no known form"):
+        partitions("PartitionName=a MinNodes=many")
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        (PartitionRules(), ""),
+        (PartitionRules("DRAIN"), "is DRAIN"),
+        (PartitionRules(accounts=frozenset({"lab"}), qos=frozenset({"normal"})), ""),
+        (PartitionRules(accounts=frozenset({"other"})), "does not take account lab"),
+        (PartitionRules(no_accounts=frozenset({"lab"})), "does not take account lab"),
+        (PartitionRules(qos=frozenset({"long"})), "does not take QOS normal"),
+        (PartitionRules(no_qos=frozenset({"normal"})), "does not take QOS normal"),
+    ],
+)
+def test_a_partition_that_takes_no_further_job_is_known(rules: PartitionRules, why: str) -> None:
+    """By its state, accounts and QOS."""
+    assert rules.closed("lab", "normal") == why
+
+
+@pytest.mark.parametrize(
+    ("rules", "gpus"),
+    [
+        (PartitionRules("INACTIVE"), 4),
+        (PartitionRules(min_nodes=2), 12),
+        (PartitionRules(max_nodes=1), 12),
+        (PartitionRules(min_nodes=9), 4),
+        (PartitionRules(no_accounts=frozenset({"research"})), 4),
+        (PartitionRules(), 12),
+    ],
+)
+def test_growths_keep_to_what_their_partition_asks_for(tmp_path: Path, rules: PartitionRules, gpus: int) -> None:
+    """A companion is a job of its own there."""
+    world = World(tmp_path, nodes=3)
+    job = world.elastic(account="research")
+    world.slurm.partition_rules = {"main": rules}
+    world.settle()
+    assert job.gpus == gpus
+
+
+def test_a_node_of_another_user_is_no_room_where_nodes_are_not_shared() -> None:
+    """Not for a growth, nor for a job that waits, unless a companion holds it; whoever's partition says so."""
+    at = Cluster(4)
+    at.run(1, "n1", 2, REQUEST, user="ann")
+    at.run(2, "n2", 2, user="bob")
+    at.run(3, "n3", 2, user="bob", name="selastic-9")
+    at.wait(4, 1, 4, user="ann")
+    at.run(5, "n4", 2, user="ann")
+    snapshot = at.snapshot()
+    shut = Site(partitions={"main": PartitionRules(exclusive_user=True)})
+    excluded = {number: job.excluded_nodes for number, job in snapshot.marked(shut).jobs.items()}
+    assert excluded == {1: ("n2", "n3"), 2: ("n1", "n4"), 3: ("n1", "n4"), 4: ("n2",), 5: ("n2", "n3")}
+    assert snapshot.marked(Site(partitions={"main": PartitionRules()})) is snapshot
 
 
 @pytest.mark.parametrize(

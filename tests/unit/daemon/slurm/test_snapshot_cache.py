@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from slurm_elastic.daemon.slurm.accounting import SlurmLimit
 from slurm_elastic.daemon.slurm.fair_share import ShareTree
 from slurm_elastic.daemon.slurm.fake import Component, FakeClient, FakeSlurm
 from slurm_elastic.daemon.slurm.model import Snapshot
-from slurm_elastic.daemon.slurm.site import Site
+from slurm_elastic.daemon.slurm.site import PartitionRules, Site
 from slurm_elastic.daemon.slurm.snapshot_cache import ASK_EACH_S, ASKS, Shares, SnapshotCache
 from slurm_elastic.protocol.errors import SlurmUnreachable, TooOften
 
@@ -90,8 +92,8 @@ class WithoutSlurmdbd(FakeClient):
     def site(self) -> Site:
         return Site(limits=(SlurmLimit(qos="gold", tres={"gres/gpu": 4}),))
 
-    def partition_qos(self) -> dict[str, str]:
-        return {"main": "part"}
+    def partitions(self) -> tuple[Mapping[str, PartitionRules], Mapping[str, str]]:
+        return {}, {"main": "part"}
 
     def qos_over_partition(self) -> frozenset[str]:
         if self.gone:
