@@ -139,15 +139,17 @@ def told(check: Check, case: str, ranks: int, phases: list[dict[str, Any]]) -> N
             shares = f"{one['input_share']:.2f}/{one['true_input_share']:.2f}"
             text += f" input {shares} comm {one['comm_share']:.2f}"
             # Busy is without what travels, which the events here do not see: at one rank only it can be judged.
-            wrong = abs(off) > BAR or abs(one["input_share"] - one["true_input_share"]) > BAR
+            # A first report's steps ended before the host's last one: their input is judged in the last report.
+            input_off = abs(one["input_share"] - one["true_input_share"])
+            wrong = abs(off) > BAR or (which == "last" and input_off > BAR)
             wrong = wrong or (ranks == 1 and abs(busy) > BAR)
             check.figure(f"{case}, {phase['phase']}, {which}", text, not wrong, f"{BAR:.0%}")
 
 
 def main() -> None:
     check = Check()
-    cases = [("eager", 1, 0), ("eager", 2, 15), ("graphed", 1, 14), ("compiled", 1, 20)]
-    for mode, ranks, needs_s in cases if check.cuda and not STAND_IN else cases[:2]:
+    cases = [("eager", 1, 0), ("graphed", 1, 12), ("eager", 2, 16), ("compiled", 1, 18)]
+    for mode, ranks, needs_s in cases if check.cuda and not STAND_IN else cases[::2]:
         case = f"{mode}, {ranks} ranks"
         if left_s() < needs_s:
             check.figure(case, f"not tried: {left_s():.0f} s left")

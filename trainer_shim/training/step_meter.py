@@ -1,7 +1,8 @@
 """What a world does, measured beside the training thread's work: step times, waiting, memory.
 
 The training thread appends a few numbers per step; medians are taken when a report is due, on the client's thread. The
-first steps of a world are left out: caches are cold and the allocator grows.
+first steps of a world are left out: caches are cold and the allocator grows. A host may be many steps ahead of its GPU,
+so steps end there by events in the compute stream, and count when those have passed; nothing waits for them.
 """
 
 from __future__ import annotations
@@ -64,6 +65,23 @@ class Position(NamedTuple):
     """Samples until the training ends; 0: not known."""
 
 
+class Moment(NamedTuple):
+    """On the host, and where a GPU is used in its current stream too."""
+
+    at: float
+    event: Any
+
+    @property
+    def passed(self) -> bool:
+        return self.event is None or bool(self.event.query())
+
+    def until(self, later: Moment) -> float:
+        """Seconds; both have passed."""
+        if self.event is None or later.event is None:
+            return later.at - self.at
+        return float(self.event.elapsed_time(later.event)) / 1000
+
+
 class Meter:
     """Collects steps and makes a report of them when one is due."""
 
@@ -75,7 +93,9 @@ class Meter:
         self._shape: StepShape | None = None
         self._position: Position | None = None
         self._skip = WARM_UP_STEPS
-        self._begun = 0.0
+        self._begun = Moment(0.0, None)
+        self._passing: deque[tuple[Moment, Moment, bool, int, float]] = deque()
+        """Steps that the host has done, the device perhaps not: begin, end, whether it counts, samples, exposed."""
         self._input_wait = 0.0
         self._waits = InputWait(clock)
         self._due = clock() + every_s
@@ -86,9 +106,10 @@ class Meter:
         with self._reporting:
             self._steps, self._shape = deque(maxlen=MAX_STEPS), shape
         self._recent.clear()
+        self._passing.clear()
         self._skip = WARM_UP_STEPS
-        self._begun = self._clock()
-        self._due = self._begun + min(self._every_s, FIRST_AFTER_S)
+        self._begun = self._now()
+        self._due = self._begun.at + min(self._every_s, FIRST_AFTER_S)
 
     def every(self, seconds: float) -> None:
         """The time between two reports from now on, in seconds."""
@@ -111,7 +132,7 @@ class Meter:
 
     def resume(self) -> None:
         """A pass over the data begins: what happened since the last step (an evaluation) is not a step's time."""
-        self._begun = self._clock()
+        self._begun = self._now()
         self._input_wait = 0.0
         self._waits.seconds()
 
@@ -120,17 +141,23 @@ class Meter:
 
         samples: of the whole step, over all ranks. exposed: seconds, see StepTime.
         """
-        now = self._clock()
-        took, waited = now - self._begun, self._waits.seconds()
-        self._begun, self._input_wait = now, 0.0
-        self._position = position
-        if self._skip > 0:
-            self._skip -= 1
-            return
-        if not typical:
-            return
-        self._recent.append(took)
-        self._steps.append(StepTime(took, waited, samples, exposed))
+        ended, counts = self._now(), typical and self._skip == 0
+        self._skip = max(0, self._skip - 1)
+        self._passing.append((self._begun, ended, counts, samples, exposed))
+        self._begun, self._input_wait, self._position = ended, 0.0, position
+        while self._passing and self._passing[0][1].passed:
+            begun, ended, counts, samples, exposed = self._passing.popleft()
+            waited = self._waits.seconds()
+            if counts:
+                self._recent.append(begun.until(ended))
+                self._steps.append(StepTime(begun.until(ended), waited, samples, exposed))
+
+    def _now(self) -> Moment:
+        event = None
+        if torch.cuda.is_initialized():
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        return Moment(self._clock(), event)
 
     def median_step(self) -> float:
         """Median of the last steps of this world, in seconds; 0 when none was measured."""

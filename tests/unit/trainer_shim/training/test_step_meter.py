@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.bottleneck import Pace
@@ -19,6 +20,31 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class Device:
+    """Events of a GPU that computes what its host has given it, one after another."""
+
+    def __init__(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done = clock.now
+        device = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                self.at = 0.0
+
+            def record(self) -> None:
+                self.at = device.done = max(clock.now, device.done)
+
+            def query(self) -> bool:
+                return clock.now >= self.at
+
+            def elapsed_time(self, later: Event) -> float:
+                return 1000 * (later.at - self.at)
+
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.cuda, "Event", Event)
 
 
 def waits(clock: Clock, meter: Meter, seconds: float) -> None:
@@ -169,3 +195,30 @@ def test_the_pause_is_less_one_step_of_the_new_size() -> None:
     assert pause(1.0, 0.2, 0.8, (64, 32)) == pytest.approx(0.6)
     assert pause(1.0, 0.2, 0.8, (32, 64)) == 0.2
     assert pause(1.0, 0.2, 0.8, (32, 32)) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("device_s", "wait_s", "step_s", "busy_s"),
+    [(0.05, 0.0, 0.05, 0.05), (0.05, 0.03, 0.05, 0.05), (0.0, 0.0, 0.002, 0.002)],
+)
+def test_a_report_is_of_the_devices_time(
+    monkeypatch: pytest.MonkeyPatch, device_s: float, wait_s: float, step_s: float, busy_s: float
+) -> None:
+    """The first one too, when the host is many steps ahead; and the host's where that is the slower one."""
+    clock = Clock()
+    device = Device(clock, monkeypatch)
+    meter = Meter(clock, every_s=5)
+    meter.enter_world(SHAPE)
+    number, report = 0, None
+    while report is None and number < 1000:
+        meter.asks(cuda=True)
+        clock.now += wait_s
+        meter.got()
+        clock.now += 0.002
+        device.done = max(clock.now - 0.002, device.done) + device_s
+        meter.step(64, Position(number, 64 * number, 1))
+        number, report = number + 1, meter.due()
+    assert report is not None and clock.now < 101.2
+    assert report["step_time_median_s"] == pytest.approx(step_s) == meter.median_step()
+    assert report["pace"]["busy_s"] == pytest.approx(busy_s)
+    assert report["steps"] <= (clock.now - 100) / step_s
