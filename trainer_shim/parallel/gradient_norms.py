@@ -1,6 +1,7 @@
 """Squared gradient norms of one step, read where they pass by: noise_scale.py makes the noise scale of them.
 
-Nothing here runs in a step that is not measured, and nothing waits for a GPU: norms are read a step later.
+Nothing here runs in a step that is not measured, and nothing waits for a GPU: norms are read a step later, or when they
+have arrived.
 """
 
 from __future__ import annotations
@@ -13,6 +14,29 @@ from torch import nn
 
 Squares = tuple[torch.Tensor, torch.Tensor]
 """|g|^2 of a rank's own mean gradient and of the mean over all ranks, on their way: scalars, perhaps on a GPU."""
+
+
+class Arriving:
+    """The squares of one step on their way to the host."""
+
+    def __init__(self, squares: Squares) -> None:
+        self._values = torch.stack(squares)
+        self._event: Any = None
+        if self._values.is_cuda:
+            self._values = self._values.to("cpu", non_blocking=True)  # into pinned memory
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    @property
+    def arrived(self) -> bool:
+        return self._event is None or bool(self._event.query())
+
+    def read(self) -> list[float]:
+        """Both of them; waits until they are there."""
+        if self._event is not None:
+            self._event.synchronize()
+        values: list[float] = self._values.tolist()
+        return values
 
 
 class GradientNorms:

@@ -23,7 +23,7 @@ from ..control.worker_client import ComingWorld
 from ..data.loader import Feed, spare_loader_workers
 from ..data.sampling import Micro, Slicing, positions_of
 from ..numerics.batch import share_of, slice_of
-from ..parallel.gradient_norms import Squares
+from ..parallel.gradient_norms import Arriving
 from ..parallel.strategy import Strategy
 from ..state.kept_parts import State
 from ..state.trackers import Trackers
@@ -69,7 +69,7 @@ class Session:
         """The pass over a dataset that is under way."""
         self._votes: deque[tuple[ComingWorld | None, TallyReader, Held | None]] = deque()
         self._squares: tuple[float, float, list[int], int] | None = None
-        self._measured: tuple[Micro, Squares] | None = None
+        self._measured: tuple[Micro, Arriving] | None = None
         """A step whose norms have not been read yet."""
         self._stepped = False
         """This process has done a step."""
@@ -134,7 +134,7 @@ class Session:
 
     def vote(self) -> tuple[ComingWorld | None, Vote]:
         """This rank's vote with the step now ending."""
-        if self._measured is not None:
+        if self._measured is not None and (self._measured[1].arrived or self._squares_are_due()):
             self._read_measured(*self._measured)
             self._measured = None
         square = self._squares[0] if self._squares is not None else 0.0
@@ -177,14 +177,19 @@ class Session:
         self.snapshots.write_held()
 
     def measure(self, micro: Micro) -> None:
-        """A measured step's backward passes are done: have its norms read with the next one, when a GPU has them."""
+        """A measured step's backward passes are done: have its norms read with the next one, or when a GPU has them."""
         squares = self.model().squares()
-        self._measured = (micro, squares) if squares is not None else None
+        if squares is not None and self._measured is None:
+            self._measured = (micro, Arriving(squares))
 
-    def _read_measured(self, micro: Micro, squares: Squares) -> None:
+    def _squares_are_due(self) -> bool:
+        """Whether to wait for them: the ranks' next vote holds them, or the rate would depend on when they arrive."""
+        return self.world().size > 1 or self.tuning.rule == "adascale"
+
+    def _read_measured(self, micro: Micro, squares: Arriving) -> None:
         """Take the squared norms of a measured step: of this rank's gradient, and of the mean over all ranks."""
         world, total = self.world(), micro.total
-        small, large = (float(square) for square in squares)
+        small, large = squares.read()
         if world.size == 1:
             first = len(slice_of(total, micro.count, 0, self.tuning.each))
             if micro.count > 1:
