@@ -32,6 +32,8 @@ Entry = dict[str, Any]
 KEEP = 2
 INDEX = "checkpoint.json"
 STATE = "state.pt"
+BESIDE_BYTES = 1 << 20
+"""What is written at once is hashed meanwhile from this size on."""
 LEFTOVER_S = 3600.0
 """Age at which an unfinished or damaged checkpoint is removed: nobody is writing it any more."""
 
@@ -62,13 +64,17 @@ class _Hashing:
         self.size = 0
 
     def write(self, data: bytes) -> int:
-        self.digest.update(data)
+        beside = threading.Thread(target=self.digest.update, args=(data,))  # which lets go of the GIL
+        beside.start() if len(data) >= BESIDE_BYTES else beside.run()
         self.size += len(data)
         try:
             self._file.write(data)
         except OSError as error:
             self.error = error
             raise
+        finally:
+            if beside.ident is not None:
+                beside.join()
         return len(data)
 
     def flush(self) -> None:

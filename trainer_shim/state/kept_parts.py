@@ -7,6 +7,8 @@ files (checkpoint/), and does not know what a world is (world/state_transfer).
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Set
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
 
 FORMAT = 1
+PINNED_SHARE = 0.25
+"""Of the host's memory, the most that a process pins for snapshots. A GPU copies into it at four times the speed."""
 
 
 class State:
@@ -30,6 +34,8 @@ class State:
         self.progress = TrainingProgress()
         self.parts: dict[str, Stateful] = {}
         self._spare: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
+        self._pinned = 0
+        """Bytes of pinned memory that snapshots were given."""
         self._own: set[str] = set()
         """Parts whose tensors only a step changes: the model and what wrap() was given."""
         self._marked: dict[str, Any] | None = None
@@ -109,12 +115,26 @@ class State:
         """The copying half of snapshot(); may run beside anything that changes nothing of the capture's tensors."""
         tensors: list[torch.Tensor] = []
         skeleton = pack(captured, tensors)
-        filled: dict[str, Any] = unpack(skeleton, [self._place(tensor).copy_(tensor) for tensor in tensors])
+        places = [self._place(tensor).copy_(tensor, non_blocking=True) for tensor in tensors]
+        for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        filled: dict[str, Any] = unpack(skeleton, places)
         return filled
 
     def _place(self, like: torch.Tensor) -> torch.Tensor:
         spare = self._spare.get((like.shape, like.dtype))
-        return spare.pop() if spare else torch.empty(like.shape, dtype=like.dtype, device="cpu")
+        if spare:
+            return spare.pop()
+        size = like.numel() * like.element_size()
+        rounded = 1 << max(0, size - 1).bit_length()  # as torch does for pinned memory
+        if like.is_cuda and rounded <= size * 3 // 2 and self._pinned + rounded <= PINNED_SHARE * memory_bytes():
+            try:
+                place = torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=True)
+                self._pinned += rounded
+                return place
+            except RuntimeError:  # the host allows for no more of it
+                self._pinned = sys.maxsize
+        return torch.empty(like.shape, dtype=like.dtype, device="cpu")
 
     def recycle(self, snapshot: dict[str, Any]) -> None:
         """Nobody needs this snapshot any more: the next one is written into its memory, which is mapped already."""
@@ -207,3 +227,8 @@ def _lay_out(optimizer: torch.optim.Optimizer) -> None:
 
 def _without_meta(model: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in model.items() if not getattr(value, "is_meta", False)}
+
+
+def memory_bytes() -> int:
+    """The host's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

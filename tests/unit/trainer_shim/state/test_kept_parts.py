@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -285,3 +286,45 @@ def test_optimizer_state_lies_in_memory_as_its_parameters_do() -> None:
     for network, stepped in ((model, optimizer), (again, restored)):
         step(network, stepped, 2)
     assert torch.equal(model.weight, again.weight)
+
+
+@pytest.mark.parametrize(
+    ("numel", "pinned"),
+    [(2048 * 2048, True), (4096 * 3000, True), (4096 * 2100, False), (1 << 40, False), (0, False)],
+)
+def test_a_gpus_state_is_copied_into_pinned_memory(monkeypatch: pytest.MonkeyPatch, numel: int, pinned: bool) -> None:
+    """Where torch, which rounds up to powers of two, does not take half as much again, and the host has plenty."""
+    asked: list[bool] = []
+    monkeypatch.setattr(torch, "empty", lambda shape, pin_memory=False, **_: asked.append(pin_memory))
+    like: Any = SimpleNamespace(
+        shape=torch.Size([numel]), dtype=torch.float32, is_cuda=True, numel=lambda: numel, element_size=lambda: 4
+    )
+    State()._place(like)
+    assert asked == [pinned]
+
+
+def test_a_host_that_pins_no_more_keeps_snapshots_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit of locked memory is no error, and is met once only."""
+    asked: list[bool] = []
+
+    def empty(shape: torch.Size, pin_memory: bool = False, **_: object) -> None:
+        asked.append(pin_memory)
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch, "empty", empty)
+    like: Any = SimpleNamespace(
+        shape=torch.Size([64]), dtype=torch.float32, is_cuda=True, numel=lambda: 64, element_size=lambda: 4
+    )
+    state = State()
+    state._place(like)
+    state._place(like)
+    assert asked == [True, False, False]
+
+
+def test_what_is_hashed_beside_writing_is_what_is_on_disk(tmp_path: Path) -> None:
+    """Large pieces and small ones, in their order."""
+    entry = files.dump(
+        tmp_path / "state.pt", [torch.randn(3), torch.randn(1 << 20), torch.randn(5), torch.randn(1 << 19)]
+    )
+    assert entry == files.digest_of(tmp_path / "state.pt")
