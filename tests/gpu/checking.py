@@ -45,6 +45,7 @@ class Check:
     def __init__(self, **options: Any) -> None:
         """options: further ones of the command line, with their defaults."""
         arm()
+        self._begun = time.monotonic()
         parser = argparse.ArgumentParser()
         parser.add_argument("--device", default="cuda")
         parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()))
@@ -57,7 +58,8 @@ class Check:
         self._path = self.args.out / f"{self.args.name}.figures.jsonl"
 
     def figure(self, name: str, value: object, ok: bool | None = None, bar: str = "") -> None:
-        line = json.dumps({"name": name, "value": str(value), "ok": ok, "bar": bar})
+        at = round(time.monotonic() - self._begun, 1)
+        line = json.dumps({"name": name, "value": str(value), "ok": ok, "bar": bar, "at": at})
         with self._path.open("a") as file:
             file.write(line + "\n")
         print(line, flush=True)
