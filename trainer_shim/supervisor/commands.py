@@ -54,7 +54,7 @@ def scrubbed(env: Mapping[str, str], in_slurm: bool = True) -> dict[str, str]:
 
 def python_path(env: Mapping[str, str]) -> str:
     """PYTHONPATH with which the agents find this very installation: unchanged when it is a normal one."""
-    root = str(Path(__file__).parent.parent.parent)
+    root = str(Path(__file__).parents[3])
     paths = [path for path in env.get("PYTHONPATH", "").split(":") if path]
     if root in {*paths, *site.getsitepackages(), site.getusersitepackages()}:
         return ":".join(paths)

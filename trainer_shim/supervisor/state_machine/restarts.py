@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...control.worker_client import EXIT_LOST
 from . import events
 from .actions import Kill, Print
-from .context import Handlers, Mode, Part, SupervisorContext
+from .context import Handlers, Mode, Part, SupervisorContext, number
 from .timers import (
     AgentsTimer,
     CheckpointTimer,
@@ -98,6 +98,9 @@ class Restarts(Part):
         context, world = self._context, self._context.world
         if context.mode is not Mode.FORMING or world is None or event.generation != world.generation:
             return
+        began_at = int(number(event.message.get("step"))) - 1
+        if 0 <= began_at < (context.saved_step or 0):  # newer ones are damaged: none is a way back
+            context.saved_step = self._failed_at = began_at
         context.enter(world, context.pieces)
         resize_id, context.restart_id = context.restart_id, 0
         context.report_phase(resize_id, "running", "", event.message)

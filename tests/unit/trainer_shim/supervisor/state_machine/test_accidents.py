@@ -39,6 +39,23 @@ def test_killed_worker_restarts_everybody_once() -> None:
     assert [spawn.worker for spawn in drive.new(Spawn)] == ["10.n1.0.2", "10.n1.1.2", "10.n2.0.2", "10.n2.1.2"]
 
 
+def test_the_way_back_is_a_checkpoint_that_verified() -> None:
+    """The newest of step 64 was damaged, the workers began at 50: the next failure goes back there, and progress from
+    there on counts as such."""
+    drive = Drive(saved_step=64)
+    drive.ready(drive.agents_up(BASE))
+    drive.running(1, step=51)
+    for saved in (None, 60):
+        if saved:
+            drive.say(next(iter(drive.members())), "saved", step=saved, samples=1, path="p")
+        drive(WorkerExit(next(iter(drive.members())), 0, 9))
+        said = f"starting again from the checkpoint of step {saved or 50}"
+        assert any(line.text.endswith(said) for line in drive.new(Print)), drive.fresh
+        drive.die_when_killed()
+        drive.ready([spawn.worker for spawn in drive.every(Spawn)[-4:]])
+        drive.running(drive.context.generation, step=(saved or 50) + 1)
+
+
 def test_lost_companion_without_notice() -> None:
     """Its workers are gone with it: a new generation on what is left. It is given back at once: its node may be only
     cut off, and hold it for nothing."""
