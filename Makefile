@@ -22,11 +22,11 @@ demo: ready slurm  ## the main job: elastic training on a private real Slurm, wi
 # lists it ("rerun test summary"), and it is a defect of the test or of the product. The soaks give no second go.
 AGAIN = --reruns 1 -rR
 
-# Three runs side by side, the longest first: they mostly wait, for Slurm and for each other's processes. The others begin
+# Four runs side by side, the longest first: they mostly wait, for Slurm and for each other's processes. The others begin
 # as these are done, also where one failed. Each prints when it is done; what any of them installs is there before (-o).
 test: ready slurm hooks-deps lint types contracts  ## every check and test, those on a private real Slurm included
-	@echo "tests: three runs at a time; each prints when it is done (half an hour)"
-	@$(MAKE) --no-print-directory -k -j3 --output-sync=target $(addprefix -o ,ready slurm hooks-deps) \
+	@echo "tests: four runs at a time; each prints when it is done"
+	@$(MAKE) --no-print-directory -k -j4 --output-sync=target $(addprefix -o ,ready slurm hooks-deps) \
 		test-hosts test-cluster test-sites test-shim test-unit test-main-job
 
 check: ready  ## for every day, in under three minutes: lint, types, contracts, and the unit tests without torch
@@ -49,8 +49,8 @@ test-unit: ready  ## the tests that need neither Slurm nor torch
 test-shim: ready hooks-deps  ## the trainer shim and its supervisor, in real worlds of torch
 	MAKEFLAGS= $(BIN)/python -m pytest -n 2 --dist worksteal $(AGAIN) --durations=12 $(SHIM_TESTS)
 
-test-cluster: ready slurm hooks-deps  ## the tests on a private real Slurm
-	MAKEFLAGS= $(BIN)/python -m pytest $(AGAIN) --durations=12 --ignore=tests/cluster/sites --ignore=tests/cluster/hosts tests/cluster
+test-cluster: ready slurm hooks-deps  ## the tests on two private real Slurms
+	MAKEFLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile $(AGAIN) --durations=12 --ignore=tests/cluster/sites --ignore=tests/cluster/hosts tests/cluster
 
 test-sites: ready slurm  ## the tests on a private real Slurm as sites configure it: limits, vetoes, preemption, epilogs
 	MAKEFLAGS= $(BIN)/python -m pytest $(AGAIN) --durations=12 tests/cluster/sites

@@ -15,18 +15,21 @@ T = TypeVar("T")
 def wait_until(predicate: Callable[[], T], timeout: float = 30, what: object = "", *, every: float = 0.05) -> T:
     """Call predicate until it returns something true, and return that.
 
-    timeout, every: seconds; timeout is that of a quiet machine, and a busy one has longer (sandbox/patience.py).
+    timeout, every: seconds; timeout is that of a quiet machine, and a busy one has longer (sandbox/patience.py). A look
+    that takes long, for it asks Slurm, is taken less often: others wait on these cores, too.
     AssertionError after that, naming `what` (a text, or a function called for one then) and the last value seen.
     """
     patience = Patience(timeout)
     while True:
+        begun = time.perf_counter()
         value = predicate()
         if value:
             return value
+        took = time.perf_counter() - begun
         if patience.over():
             told = what() if callable(what) else what
             raise AssertionError(f"not within {patience}: {told or predicate!r} (last value: {value!r})")
-        time.sleep(every)
+        time.sleep(max(every, min(2 * took, 1.0)))
 
 
 def run(command: Sequence[str], seconds: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
