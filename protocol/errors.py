@@ -18,6 +18,10 @@ class TrainingError(ElasticError):
     """A training script that uses the shim wrongly, or a world that did not form in time."""
 
 
+class OtherRankFailed(TrainingError):
+    """What another rank did has failed, and may not again."""
+
+
 class ConfigError(ElasticError):
     """A setting, an option or an environment variable with a value that is not accepted."""
 

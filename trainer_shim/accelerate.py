@@ -19,9 +19,12 @@ Accelerator's public methods, and writes the rank into its state; tested with 1.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -47,12 +50,18 @@ REPLACED = (
     "register_for_checkpointing",
     "save_state",
     "load_state",
+    "register_save_state_pre_hook",
+    "register_load_state_pre_hook",
     "init_trackers",
     "log",
     "get_tracker",
     "end_training",
     "clip_grad_norm_",
     "get_state_dict",
+)
+_HOOKS = (
+    "a hook of accelerator.register_{}_state_pre_hook(), called without models, which the job keeps by itself, {}; "
+    "accepted: hooks that save and load the rest, or none and accelerator.register_for_checkpointing(part)"
 )
 USED = ("prepare_model", "prepare_optimizer", "sync_gradients", "scaler", "ddp_handler", "state", *REPLACED)
 
@@ -107,6 +116,8 @@ class _Hold:
         self._prepare, self._unwrap = accelerator.prepare, accelerator.unwrap_model
         self._init_trackers, self._log = accelerator.init_trackers, accelerator.log
         self._get_tracker = accelerator.get_tracker
+        self._hooks = accelerator.register_save_state_pre_hook, accelerator.register_load_state_pre_hook
+        self._hooked = False
         self._tracker: Tracker | None = None
         self._net: Any = None
         self._kept = 0
@@ -177,11 +188,23 @@ class _Hold:
             self.job.keep(**{f"registered{self._kept}": part})
             self._kept += 1
 
-    def save_state(self, *_: Any, **__: Any) -> None:
-        raise TrainingError(
-            "accelerator.save_state() is not possible with elastic(accelerator); accepted: none, the job writes "
-            "checkpoints of its own; save what you want to keep with save_model() or torch.save()"
-        )
+    def save_state(self, output_dir: Any = None, *_: Any, **__: Any) -> None:
+        """A checkpoint of the job's own, with the next step."""
+        self.job._session.saving.ask()
+        self.job.log(f"save_state({str(output_dir or '')!r}): the job's own checkpoint is written, and nothing there")
+
+    def register_save_state_pre_hook(self, hook: Any) -> Any:
+        self._keep_hooked()
+        return self._hooks[0](hook)
+
+    def register_load_state_pre_hook(self, hook: Any) -> Any:
+        self._keep_hooked()
+        return self._hooks[1](hook)
+
+    def _keep_hooked(self) -> None:
+        if not self._hooked:
+            self.job.keep(accelerate_hooks=_Hooked(self))
+            self._hooked = True
 
     def load_state(self, *_: Any, **__: Any) -> None:
         raise TrainingError(
@@ -231,6 +254,52 @@ class _Trackers:
         for tracker in self._accelerator.trackers:
             tracker.finish()
         self._accelerator.trackers.clear()
+
+
+class _Hooked:
+    """What hooks of save_state() write beside the models, such as averaged weights, as a part that survives."""
+
+    def __init__(self, hold: _Hold) -> None:
+        self._hold = hold
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Their files, of which this worker is the writer as long as it takes. Hooks are given no models: those are the
+        job's."""
+        accelerator = self._hold.accelerator
+        with TemporaryDirectory(prefix="selastic-") as folder:
+            with self._as_main():
+                self._call(accelerator._save_model_state_pre_hook, [], [], folder)
+            paths = [path for path in sorted(Path(folder).rglob("*")) if path.is_file() and path.stat().st_size]
+            files = {str(path.relative_to(folder)): bytearray(path.read_bytes()) for path in paths}
+        if files and not accelerator._load_model_state_pre_hook:
+            raise TrainingError(_HOOKS.format("save", f"wrote {next(iter(files))}, and no hook reads it"))
+        return {name: torch.frombuffer(content, dtype=torch.uint8) for name, content in files.items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        with TemporaryDirectory(prefix="selastic-") as folder:
+            for name, content in state.items():
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(ctypes.string_at(content.cpu().data_ptr(), content.numel()))
+            if state:
+                self._call(self._hold.accelerator._load_model_state_pre_hook, [], folder)
+
+    @contextmanager
+    def _as_main(self) -> Iterator[None]:
+        state, before = PartialState(), PartialState().process_index
+        self._hold.accelerator.state.process_index = state.process_index = 0
+        try:
+            yield
+        finally:
+            self._hold.accelerator.state.process_index = state.process_index = before
+
+    def _call(self, hooks: dict[int, Any], *given: Any) -> None:
+        for hook in list(hooks.values()):
+            try:
+                hook(*given)
+            except Exception as error:
+                kind = "load" if len(given) == 2 else "save"
+                raise TrainingError(_HOOKS.format(kind, f"failed: {type(error).__name__}: {error}")) from error
 
 
 class _Optimizer:

@@ -7,6 +7,7 @@ over one dataset is one epoch.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -117,8 +118,9 @@ class DrivenLoader:
 
 
 def rank_to_show(job: Job) -> int:
-    """This worker's rank; not 0, which logs and writes, while it waits for its first world."""
-    return job.rank if job.rank >= 0 else 1
+    """This worker's rank. Before its first world 0 on the one that becomes rank 0, which makes what a run writes to;
+    else not 0."""
+    return job.rank if job.rank >= 0 else int(not os.environ.get("SELASTIC_MAIN"))
 
 
 class Counted:

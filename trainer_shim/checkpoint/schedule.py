@@ -67,6 +67,10 @@ class Saving:
         if self._signal != signal.SIGTERM:
             self._signal = number
 
+    def ask(self) -> None:
+        """Save with the next step."""
+        self._signal = self._signal or signal.SIGUSR1
+
     def due(self, rank: int) -> bool:
         """Whether this rank wants a checkpoint. Rank 0 looks at the clock for all."""
         if self.writer is None:

@@ -214,6 +214,7 @@ class Supervisor:
         env = {
             "SELASTIC_WORKER": action.worker,
             "SELASTIC_LOCAL_RANK": str(action.index),
+            "SELASTIC_MAIN": "1" if action.follow else "",
             "SELASTIC_JOB_DIR": str(self._options.job_dir),
             "SELASTIC_BATCH": str(self._options.batch or ""),
             "SELASTIC_AUDIT": self._options.audit,

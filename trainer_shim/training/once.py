@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from slurm_elastic.protocol.errors import TrainingError
+from slurm_elastic.protocol.errors import OtherRankFailed, TrainingError
 
 from ..checkpoint import contents, results
 from ..parallel.strategy import is_part
@@ -24,7 +24,7 @@ from .session import Session
 def on_rank_0(session: Session, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """function(*args, **kwargs) of rank 0, on every rank; a sharded model has every rank call it.
 
-    Raises what the function raised on this rank, and TrainingError where it failed on rank 0.
+    Raises what the function raised on this rank, and OtherRankFailed where it failed on rank 0.
     """
     if any(is_part(leaf) for leaf in tree_leaves((args, kwargs))):
         raise TrainingError(
@@ -46,15 +46,15 @@ def on_rank_0(session: Session, function: Callable[..., Any], args: tuple[Any, .
     if error is not None:
         raise error
     if not worked:
-        raise TrainingError(f"job.once({_name(function)}) failed on rank 0: {result}")
+        raise OtherRankFailed(f"job.once({_name(function)}) failed on rank 0: {result}")
     return result
 
 
 def before_loop(session: Session, number: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """function(*args, **kwargs) of one process, on every worker of this job, now or later; the `number`-th such call.
 
-    Kept beside the checkpoints, where there are any. Raises what the function raised on this worker, and TrainingError
-    where a fixed world's rank 0 failed.
+    Kept beside the checkpoints, where there are any. Raises what the function raised on this worker, and
+    OtherRankFailed where a fixed world's rank 0 failed.
     """
     writer, world = session.saving.writer, session.membership.world
 
@@ -76,7 +76,7 @@ def before_loop(session: Session, number: int, function: Callable[..., Any], *ar
     finally:
         worked, result = worlds.share(world, outcome)
     if not worked:
-        raise TrainingError(f"job.once({_name(function)}) failed on rank 0: {result}")
+        raise OtherRankFailed(f"job.once({_name(function)}) failed on rank 0: {result}")
     return result
 
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from slurm_elastic.protocol.errors import TrainingError
+from slurm_elastic.protocol.errors import OtherRankFailed
 
 from ..checkpoint.files import Found
 from ..checkpoint.snapshots import Snapshots
@@ -202,7 +202,7 @@ class WorldSwitch:
         steps, fitted, begun, kinds = zip(*told, strict=True)
         session.tuning.agreed = min((size for size in fitted if size), default=0)
         if len({step for step in steps if step >= 0}) != 1:
-            raise TrainingError(f"world {world.generation} has ranks at steps {steps}; all have to be at one step")
+            raise OtherRankFailed(f"world {world.generation} has ranks at steps {steps}; all have to be at one step")
         holders = [rank for rank, step in enumerate(steps) if step >= 0]
         seconds, fresh = session.membership.forming_s, kept is None
         if model.sharded and has_state and kept is None and in_parts is None:

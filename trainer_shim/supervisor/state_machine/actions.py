@@ -47,7 +47,7 @@ class QuitAgent(Action):
 
 @dataclass(frozen=True, slots=True)
 class Spawn(Action):
-    """Fork a worker; `follow`: its output is also the job's output."""
+    """Fork a worker; `follow`: its output is also the job's output, for it becomes rank 0."""
 
     worker: str
     agent: AgentKey

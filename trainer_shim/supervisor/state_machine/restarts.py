@@ -5,6 +5,8 @@ Every doubt ends in a restart from the last checkpoint, a bounded number of time
 
 from __future__ import annotations
 
+from slurm_elastic.protocol.errors import TrainingError
+
 from ...control.worker_client import EXIT_LOST
 from . import events
 from .actions import Kill, Print
@@ -26,6 +28,8 @@ WITHOUT_LOOP = (
     "job = elastic.join(...), and then `for epoch in job.epochs(n):` or `while job.next():`"
 )
 CULPRIT_S = 1.0
+REFUSED = f"{TrainingError.__qualname__} at "
+"""What the origin of such an error begins with."""
 
 
 class Restarts(Part):
@@ -233,8 +237,10 @@ class Restarts(Part):
                 self._broken = why
                 context.timers.set(CulpritTimer(), context.now + CULPRIT_S)
             return
-        if event.signal == 0 and (not event.raised or worker.finished or not context.has_trained):
-            # sys.exit(n) is the script's own decision, and an error before or after the training would only come again.
+        refused = event.error.startswith(REFUSED)
+        if event.signal == 0 and (not event.raised or worker.finished or refused or not context.has_trained):
+            # sys.exit(n) is the script's own decision. An error before or after the training would only come again, as
+            # does what the shim does not accept of a script.
             context.do(Print(why))
             context.end(code)
         else:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from waiting import run, wait_until
-from worker_harness import NAMESPACE, Control, Zygote
+from worker_harness import NAMESPACE, Control, Zygote, difference, result
+from worker_harness import alone as alone_in
 
 from slurm_elastic.trainer_shim.training import audit
 from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS
@@ -181,6 +182,37 @@ def test_a_killed_training_goes_on_from_its_checkpoint(
     control.world("f", source="checkpoint")
     assert control.exits("f") == [0], control.story()
     assert audit.check(control.audit, samples=403, epochs=3).steps == found.steps
+
+
+def test_a_script_of_diffusers_with_three_lines_changed(zygote: Zygote, start: Start, tmp_path: Path) -> None:
+    """Grown, killed behind a save_state() of its own and begun again: averaged weights that hooks save, and both counts
+    of steps, are those of an undisturbed run; before the loop one worker makes the directory and the trackers."""
+    options = ("--samples", "403")
+    undisturbed = alone_in(zygote, tmp_path, *options, script=FOLDER / "diffusion_train.py")
+    control = start("diffusion", *options, "--hold-from", "27")
+    control.spawn("a", SELASTIC_MAIN="1")
+    control.ready("a")
+    control.running(control.world("a", source="fresh"))
+    control.resize("a", "b")
+    control.wait(lambda _, message: message["type"] == "saved" and message["step"] >= 10)
+    wait_until(lambda: any(line.get("step") == 26 for line in audit.read(control.audit)), 60, control.story)
+    for name in "ab":
+        control.kill(name)
+    control.exits("a", "b", hold=True)
+    control.spawn("c", SELASTIC_MAIN="1")
+    control.spawn("d")
+    control.ready("c", "d")
+    control.running(control.world("c", "d", source="checkpoint"))
+    assert control.exits("c", "d") == [0, 0], control.story()
+    found = audit.check(control.audit, samples=403, epochs=3)
+    assert found.ok and found.restarts == 1, (found, control.story())
+    disturbed = result(tmp_path)
+    assert difference(disturbed, undisturbed) < 1e-12
+    assert difference({"model": disturbed["ema"]}, {"model": undisturbed["ema"]}) < 1e-12
+    assert {disturbed[key] for key in ("global_step", "ema_step")} == {63}
+    files = [list(map(json.loads, path.read_text().splitlines())) for path in tmp_path.glob("run-*.jsonl")]
+    assert {line["step"] for lines in files for line in lines} >= set(range(1, 64))
+    assert "save_state(" in (tmp_path / "a.log").read_text()
 
 
 @pytest.mark.parametrize("framework", SCRIPTS)

@@ -198,6 +198,16 @@ def test_script_error_before_any_training_is_final() -> None:
     assert drive.exits() == [1]
 
 
+def test_what_the_shim_refuses_is_final() -> None:
+    """It would be refused again; what failed on another rank may go well the next time."""
+    drive = Drive().up()
+    drive(WorkerExit("10.n1.0", 1, raised=True, error="TrainingError at job.py:7"))
+    assert drive.exits() == [1]
+    drive = Drive().up()
+    drive(WorkerExit("10.n1.0", 1, raised=True, error="OtherRankFailed at once.py:7"))
+    assert drive.context.mode is Mode.RESTARTING
+
+
 def test_script_that_exits_on_purpose_is_final() -> None:
     """sys.exit(4) in the middle of the training is the script's decision."""
     drive = Drive().up()
