@@ -163,7 +163,7 @@ test-python:  ## the daemon's and the command line's tests on the oldest Python 
 	@test -x $(OLD_DAEMON_VENV)/bin/python || $(OLD_PYTHON) -m venv $(OLD_DAEMON_VENV)
 	sed -n '/^daemon =/,/^dev =/s/^ *\([A-Za-z0-9-]*\) *>=\([0-9.]*\).*/\1==\2/p' setup.cfg | grep -v tomli >$(OLD_DAEMON_VENV)/oldest.txt
 	$(OLD_DAEMON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(OLD_DAEMON_VENV)/oldest.txt \
-		-e '.[daemon]' 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'httpx>=0.27' 'PyYAML>=6' 'schemathesis>=4' \
+		-e '.[daemon,convert]' 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'httpx>=0.27' 'PyYAML>=6' 'schemathesis>=4' \
 		'scipy>=1.15' 'scikit-learn>=1.4' 'shtab>=1.7' 'argparse-manpage>=4.6' 'PyMySQL>=1.1' 'tomli>=2'
 	$(OLD_DAEMON_VENV)/bin/python -m pytest --confcutdir=tests/unit -o pythonpath="packaging/namespace tests/support" \
 		--ignore=$(SHIM_TESTS) tests/unit

@@ -3,7 +3,7 @@
 Promise: every outcome is one exit status, decided here alone: 0 done, 1 not found or refused, 2 wrong usage,
 3 selasticd or munged does not answer; an error is one sentence on stderr; a closed pipe is silent; a letter that the
 locale cannot show is a `?`. Limit: what `run`
-executes and what `sbatch` becomes end with their own status.
+executes and what `sbatch` becomes end with their own status; of `convert`, 3 says that work is left.
 """
 
 from __future__ import annotations

@@ -1,65 +1,235 @@
-"""The change of one script while it is made: what the rules know, and what they have to write at the end.
+"""The change of one script while it is made: which loop becomes the job's, what is known of names, and what is left.
 
-Promise: a rule takes a Change, and does one thing to it; lines stand in the order in which they are given. Limit:
-nothing here knows PyTorch.
+Limit: one loop over epochs or iterations, in a function or the module of the script itself.
 """
 
 from __future__ import annotations
 
-import ast
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import libcst as cst
+
+from slurm_elastic.protocol.errors import ElasticError
 
 from .edits import Edits
-from .script import Loop, Scope, Script
+from .source import Block, Loop, Place, Program, Scope, Source, bindings, code, names, parameters, walk
 
-Left = list[tuple[int, str]]
-"""Lines of the script as it was, and what is to be done there."""
+BAR = r"(^|\.)(tqdm|track)$"
+"""A bar around what a loop goes over."""
+FLAG = re.compile(
+    r"^(not )?\(?(\w+\.)?(ddp|is_ddp|use_ddp|(is_|use_|multiprocessing_)?distributed)\b(?! ==)|device_count\(\) > 1|"
+    r"[\"'](RANK|LOCAL_RANK|WORLD_SIZE|SLURM_PROCID)[\"'] in os\.environ|"
+    r"(getenv|environ\.get)\([\"'](RANK|LOCAL_RANK|WORLD_SIZE)[\"'],? *[\"']?-?\d*[\"']?\)+ *(!= *-1|> *1|>= *0|> *-1)"
+)
+"""Conditions that hold under torchrun, and not in a worker of `selastic run`."""
+Step = tuple[Source, cst.Call]
+
+
+@dataclass(frozen=True)
+class Inner(Place):
+    """A loop that trains, inside of the job's; `calls` lead to it, each with the source that it stands in."""
+
+    node: Loop
+    calls: tuple[Step, ...] = ()
+
+    @property
+    def over_data(self) -> bool:
+        return isinstance(self.node, cst.For) and range_of(self.source, self.node) is None
 
 
 @dataclass
 class Change:
     """See the module."""
 
-    script: Script
+    program: Program
     edits: Edits
     loop: Loop
-    """The one that becomes the job's."""
-    left: Left = field(default_factory=list)
-    needed: list[ast.AST] = field(default_factory=list)
-    """What needs the job, in the loop's own function."""
-    elsewhere: bool = False
-    """The job is needed in other functions."""
-    settings: list[str] = field(default_factory=list)
-    """Lines for in front of join()."""
-    before: list[str] = field(default_factory=list)
-    """Lines for in front of the loop."""
-    top: list[str] = field(default_factory=list)
-    """Lines for the top of the loop's body."""
-    shares: list[tuple[ast.stmt, str]] = field(default_factory=list)
-    """Lines in front of statements of the loop."""
+    inner: list[Inner]
+    said: dict[tuple[Path, int, str], bool] = field(default_factory=dict)
+    """What the author should know; True: and has to do."""
+    claimed: set[cst.CSTNode] = field(default_factory=set)
+    """Samplers and loops that a rule has taken."""
     batch: str = ""
-    """What join(batch=...) is given; "" where it is not known."""
-    whole: bool = False
-    """That it is the global batch is known."""
-    removed: list[ast.stmt] = field(default_factory=list)
-    replaced: set[ast.AST] = field(default_factory=set)
-    """What nobody reads any more."""
+    """What join(batch=...) is given."""
+    micro_batch: str = ""
+    behind: list[cst.CSTNode] = field(default_factory=list)
+    """What has to have run before join()."""
+    models: dict[str, str] = field(default_factory=dict)
+    """How each model is given to the job, by its name."""
+    keep: dict[str, str] = field(default_factory=dict)
+    elsewhere: bool = False
+    """Functions of the script need the job, too."""
+    boxed: bool = False
+    """Variables of a function became those of an object."""
 
     def __post_init__(self) -> None:
-        self.scope: Scope = self.script.scope(self.loop)
-        self.needed.append(self.loop)
+        self.source: Source = self.program.main
+        self.scope: Scope = self.source.scope(self.loop)
+        self.reach = self.program.reached(self.source, self.loop.body)
+        """All that the loop runs."""
+        scopes = dict.fromkeys([self.source.module, self.scope])
+        stores = [entry for scope in scopes for entry in self.source.stores(scope)]
+        self._flags = {name for name, value, _ in stores if value is not None and FLAG.search(code(value))}
 
-    def leave(self, node: ast.AST, sentence: str) -> None:
-        """Say what the author has to do in the node's line."""
-        self.left.append((getattr(node, "lineno", 1), sentence))
+    def leave(self, node: cst.CSTNode, sentence: str, source: Source | None = None) -> None:
+        """Name a line in a comment; one of another file where that is imported."""
+        source = source or self.source
+        self.claimed.add(node)
+        self.said[source.path, source.line(node), sentence] = True
+        if source is not self.source:
+            sentence = f"{source.path.name}:{source.line(node)}: {sentence}"
+            keys = "|".join(re.escape(key) for key, other in self.program.others.items() if other is source)
+            imports = (n for n in self.source.nodes if isinstance(n, (cst.Import, cst.ImportFrom)))
+            node = next((n for n in imports if re.search(rf"\b({keys})\b", code(n))), self.loop)
+        self.edits.comment(node, sentence)
 
-    def remove(self, statement: ast.stmt) -> None:
-        self.removed.append(statement)
-        self.replaced |= set(ast.walk(statement))
+    def note(self, node: cst.CSTNode, sentence: str, source: Source | None = None) -> None:
+        source = source or self.source
+        self.said.setdefault((source.path, source.line(node), sentence), False)
 
-    def needs_job(self, node: ast.AST) -> None:
-        """The job has to be there before this runs."""
-        if self.script.scope(node) is self.scope:
-            self.needed.append(node)
-        else:
-            self.elsewhere = True
+    def for_torchrun(self, node: cst.CSTNode) -> bool:
+        """Whether it stands behind a condition that holds under torchrun alone."""
+        chain = [node, *self.source.above(node)]
+        for child, parent in pairwise(chain):
+            test = code(parent.test) if isinstance(parent, (cst.If, cst.IfExp)) and child is parent.body else ""
+            if FLAG.search(test) or test in self._flags:
+                return True
+        return False
+
+    # -- names of the loop's function, or of the module ----------------------------------------------------------
+
+    def early(self, node: cst.CSTNode) -> bool:
+        return self.source.line(node) < self.source.line(self.loop)
+
+    def given(self, name: str) -> list[tuple[cst.BaseExpression | None, cst.CSTNode]]:
+        """value and node of all that a name is given before the loop, where it is bound."""
+        own = [entry for entry in self.source.stores(self.scope) if entry[0] == name and self.early(entry[2])]
+        module = [entry for entry in self.source.stores(self.source.module) if entry[0] == name]
+        if isinstance(self.scope, cst.Module) or (own and not self.shares(name)):
+            return [entry[1:] for entry in own]
+        return [entry[1:] for entry in (*module, *own)]
+
+    def shares(self, name: str) -> bool:
+        """Whether the loop's function binds a variable of the module."""
+        return any(isinstance(node, cst.Global) and name in code(node) for node in walk(self.scope))
+
+    def value(self, name: str) -> cst.BaseExpression | None:
+        """What it is given last before the loop."""
+        return next((value for value, _ in reversed(self.given(name))), None)
+
+    def certain(self, name: str) -> bool:
+        """Whether it has a value when the loop begins, however the script is started."""
+        way = [entry for entry in self.source.above(self.loop) if isinstance(entry, Block)]
+        found = [entry for block in way for entry in block.body if self.early(entry) or block is not way[-1]]
+        return name in parameters(self.scope) or any(
+            _surely(entry, name) for entry in found if not self.source.inside(self.loop, entry)
+        )
+
+    def maker(self, name: str) -> str:
+        """The full name of what is called for a name's value."""
+        return self.source.called(self.value(name))
+
+    def runs(self, source: Source, node: cst.CSTNode) -> bool:
+        """Whether the loop comes to it."""
+        return any(place.source is source and source.inside(node, place.node) for place in self.reach)
+
+    def alike(self, source: Source, node: cst.CSTNode) -> bool:
+        """Whether what an expression of a loop reads is the same on every rank: counters, and what no loop assigns."""
+        loops = [entry for entry in source.above(node) if isinstance(entry, Loop)]
+        counters = {name for loop in loops for name in counted_by(source, loop)}
+        stores = [entry for entry in source.stores(source.scope(node)) if source.inside(entry[2], loops[-1])]
+        sums = {name for name, _, statement in stores if is_count(statement)}
+        changed = {name for name, _, statement in stores if name not in sums or not is_count(statement)} - counters
+        return not any(entry.value in changed for entry in names(node))
+
+
+def _surely(statement: cst.CSTNode, name: str) -> bool:
+    """Whether it binds, or reads, a name whichever way it takes: behind it there is a value."""
+    if isinstance(statement, cst.If):
+        other = statement.orelse
+        return any(names(statement.test, name)) or bool(
+            other and _surely(statement.body, name) and _surely(other, name)
+        )
+    if isinstance(statement, (cst.With, cst.Else, cst.IndentedBlock)):
+        body = statement.body if isinstance(statement, cst.IndentedBlock) else [statement.body]
+        return any(_surely(entry, name) for entry in [*getattr(statement, "items", ()), *body])
+    if isinstance(statement, (cst.SimpleStatementLine, cst.WithItem)):
+        return any(bound == name for n in walk(statement) for bound, _, _ in bindings(n)) or any(names(statement, name))
+    return False
+
+
+def is_count(node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.AugAssign) and isinstance(node.value, cst.Integer)
+
+
+def counted_by(source: Source, loop: cst.CSTNode) -> list[str]:
+    """The number that a loop gives: of range(), or of enumerate()."""
+    if not isinstance(loop, cst.For):
+        return []
+    target: cst.BaseExpression = loop.target
+    if isinstance(target, cst.Tuple) and "enumerate" in code(loop.iter):
+        target = target.elements[0].value
+    return [code(target)] if target is not loop.target or range_of(source, loop) is not None else []
+
+
+def range_of(source: Source, loop: cst.For) -> cst.Call | None:
+    """The range() that it goes over, perhaps with a bar around it."""
+    found: cst.BaseExpression = loop.iter
+    while isinstance(found, cst.Call) and found.args and re.search(BAR, source.called(found)):
+        found = found.args[0].value
+    return found if isinstance(found, cst.Call) and source.called(found) == "range" else None
+
+
+def nested(program: Program, source: Source, node: cst.CSTNode, calls: tuple[Step, ...] = ()) -> Iterator[Inner]:
+    """Loops that train, the outermost ones below a node, also in functions that are called there."""
+    for child in node.children:
+        if isinstance(child, Loop) and program.trains(source, child):
+            yield Inner(source, child, calls)
+            continue
+        called = program.function(source, child) if isinstance(child, cst.Call) and len(calls) < 8 else None
+        if isinstance(child, cst.Call) and called and program.trains(called.source, called.node):
+            yield from nested(program, called.source, called.node, (*calls, (source, child)))
+        yield from nested(program, source, child, calls)
+
+
+def begin(program: Program) -> Change:
+    """With the loop that becomes the job's. Raises ElasticError where there is none."""
+    source, name = program.main, program.main.path
+    loops = [node for node in source.nodes if isinstance(node, Loop) and program.trains(source, node)]
+    below = {id(entry.node) for loop in loops for entry in nested(program, source, loop)}
+    outer = [Inner(source, loop) for loop in loops if id(loop) not in below]
+    found = [(entry, list(nested(program, source, entry.node))) for entry in outer if not entry.over_data]
+    if not found:
+        raise ElasticError(_no_loop(program, outer))
+    chosen, inner = min(found, key=lambda pair: (not any(e.over_data for e in pair[1]), source.line(pair[0].node)))
+    loop, line = chosen.node, f"line {source.line(chosen.node)} of {name}"
+    if holder := next((entry for entry in source.above(loop) if isinstance(entry, cst.ClassDef)), None):
+        raise ElasticError(
+            f"{line} has its loop in {holder.name.value}; accepted: a loop in a function or in the module; "
+            "docs/how-to/make-a-script-elastic.md has what to write by hand"
+        )
+    if isinstance(loop, cst.While) and any(entry.over_data for entry in inner):
+        raise ElasticError(
+            f"{line} goes over epochs with while; accepted: `for epoch in range(n)`, which becomes job.epochs(n)"
+        )
+    if any(deep.over_data for e in inner if not e.over_data for deep in nested(program, e.source, e.node)):
+        raise ElasticError(
+            f"{line} trains again and again: it is a loop around one over epochs; accepted: one training in a run"
+        )
+    return Change(program, Edits(source), loop, inner)
+
+
+def _no_loop(program: Program, outer: list[Inner]) -> str:
+    name, wanted = program.main.path, "accepted: `for ... in range(...)` or `while` around the training, in this file"
+    if outer:
+        line = program.main.line(outer[0].node)
+        return f"line {line} of {name} goes over its data once; accepted: `for epoch in range(1):` around it"
+    for other in program.others.values():
+        for node in other.nodes:
+            if isinstance(node, Loop) and program.trains(other, node):
+                return f"{name} has its training in {other.path}, line {other.line(node)}; {wanted}"
+    return f"{name} has no loop over epochs or iterations that comes to a backward(); {wanted}"

@@ -1,8 +1,8 @@
-"""`selastic convert`: propose the diff that makes a training script elastic with its own loop kept, and say on stderr,
-line by line, what is left to you. The diff goes to stdout: `selastic convert train.py | patch train.py`.
+"""`selastic convert`: propose the diff that makes a training script elastic with its own loop kept, and name in it what
+is left to you. The diff goes to stdout: `selastic convert train.py | patch train.py`.
 
-Promise: nothing is written without --write; the script is read, never run. Limit: it knows the usual patterns by their
-syntax; read the diff, and the lines that it names.
+Promise: nothing is written without --write; the script is read, never run; exit status 0 only where nothing is left.
+Limit: it knows a closed list of patterns by their syntax; read the diff.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from pathlib import Path
 
 from slurm_elastic.protocol.errors import ElasticError
 
-from .edits import unified
-from .rewriting import converted
+COMPLETE, LEFT = 0, 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print, or write, the change; exit status 1 where no loop that trains is found, or the script can't be read."""
+    """Print, or write, the change. Exit status 3 where work is left, which comments in it name. Raises ElasticError
+    where no loop that trains is found."""
+    try:
+        from .edits import unified
+        from .rewriting import converted
+    except ModuleNotFoundError as error:
+        if error.name != "libcst":
+            raise
+        raise ElasticError(
+            "`selastic convert` needs libcst, which this Python does not have; install it: "
+            "pip install 'slurm-elastic[convert]', or apt install python3-libcst"
+        ) from None
     path = Path(args.script)
     try:
         text = path.read_bytes().decode()
@@ -33,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         raise ElasticError(
             f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is no UTF-8 text'}"
         ) from None
-    after, left = converted(text, str(path))
+    after, said = converted(text, path)
     if args.write:
         partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         try:
@@ -46,6 +56,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write(unified(str(path), text, after))
         sys.stdout.flush()
-    for line, sentence in left:
-        print(f"{path}:{line}: {sentence}", file=sys.stderr)
-    return 0
+    for (file, line, sentence), left in sorted(said.items()):
+        print(f"{file}:{line}: {'' if left else '(to know) '}{sentence}", file=sys.stderr)
+    return LEFT if any(said.values()) else COMPLETE

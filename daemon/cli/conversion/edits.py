@@ -1,90 +1,107 @@
-"""Changes to a program's text, made by its syntax tree, with all that is not changed left as it is."""
+"""Changes to a script's syntax tree; what is not changed stays as it is, to the byte.
+
+Promise: lines stand in the order in which they are given, and a comment in front of its statement. Limit: nothing here
+knows PyTorch.
+"""
 
 from __future__ import annotations
 
-import ast
 import difflib
-from collections.abc import Sequence
+import textwrap
+from collections import defaultdict
+from typing import Any
 
-Node = ast.expr | ast.stmt | ast.keyword
+import libcst as cst
+
+from .source import Block, Source
+
+MARK, WIDTH = "elastic:", 100
+"""What each comment begins with, and how long its lines are."""
 
 
-class Edits:
-    """Collects changes to a text, and makes them. Positions of a syntax tree count bytes."""
+class Edits(cst.CSTTransformer):
+    """Collects changes, and makes them."""
 
-    def __init__(self, text: str) -> None:
-        self._data = text.encode()
-        self._lines = self._data.splitlines(keepends=True)
-        self._starts = [0]
-        for line in self._lines:
-            self._starts.append(self._starts[-1] + len(line))
-        self._changes: list[tuple[int, int, str]] = []
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self._source = source
+        self._changed: dict[cst.CSTNode, Any] = {}
+        self._before: dict[cst.CSTNode, list[str]] = defaultdict(list)
+        self._top: dict[cst.CSTNode, list[str]] = defaultdict(list)
+        self._comments: dict[cst.CSTNode, dict[str, None]] = defaultdict(dict)
+        self._behind: dict[cst.CSTNode, str] = {}
+        self._whiles: dict[cst.CSTNode, str] = {}
 
-    def source(self, node: Node) -> str:
-        """The node's own text."""
-        start, end = self._span(node)
-        return self._data[start:end].decode()
+    def replace(self, node: cst.CSTNode, text: str) -> None:
+        self._changed[node] = cst.parse_expression(text)
 
-    def replace(self, node: Node, text: str) -> None:
-        start, end = self._span(node)
-        self._changes.append((start, end, text))
+    def change(self, node: cst.CSTNode, changed: Any) -> None:
+        self._changed[node] = changed
 
-    def remove(self, statement: ast.stmt, alone: bool = False) -> None:
-        """Its lines. alone: the only statement of its block, which has to have one."""
-        if alone:
-            self.replace(statement, "pass")
-            return
-        first, last = statement.lineno - 1, statement.end_lineno or statement.lineno
-        whole = not self._data[self._starts[first] : self._span(statement)[0]].strip()
-        end = self._data[self._span(statement)[1] : self._starts[last]].strip()
-        if whole and (not end or end.startswith(b"#")):
-            self._changes.append((self._starts[first], self._starts[last], ""))
-        else:
-            self.replace(statement, "pass")
+    def remove(self, node: cst.CSTNode) -> None:
+        """The small statement that it is a part of."""
+        chain = [node, *self._source.above(node)]
+        self._changed[next(entry for entry in chain if isinstance(entry, cst.BaseSmallStatement))] = (
+            cst.RemoveFromParent()
+        )
 
-    def replace_from_to(self, first: Node, last: Node, text: str) -> None:
-        """From the beginning of one node to the end of another."""
-        self._changes.append((self._span(first)[0], self._span(last)[1], text))
+    def gone(self, node: cst.CSTNode) -> bool:
+        """Whether it is changed already, or what it is a part of."""
+        return any(entry in self._changed for entry in [node, *self._source.above(node)])
 
-    def before(self, statement: ast.stmt, lines: Sequence[str]) -> None:
-        """New lines in front of a statement, as far in."""
-        line = min([statement.lineno, *(entry.lineno for entry in getattr(statement, "decorator_list", []))]) - 1
-        self._insert(line, self._indent(line), lines)
+    def before(self, statement: cst.CSTNode, *lines: str, first: bool = False) -> None:
+        """Lines in front of a statement. first: of those that go there."""
+        self._before[statement] = [*lines, *self._before[statement]] if first else [*self._before[statement], *lines]
 
-    def after(self, statement: ast.stmt, lines: Sequence[str]) -> None:
-        self._insert(statement.end_lineno or statement.lineno, self._indent(statement.lineno - 1), lines)
+    def top(self, loop: cst.CSTNode, line: str) -> None:
+        """A line for the beginning of a loop's body."""
+        self._top[loop].append(line)
 
-    def _insert(self, line: int, indent: str, lines: Sequence[str]) -> None:
-        end = "\r\n" if self._lines and self._lines[0].endswith(b"\r\n") else "\n"
-        text = "".join(f"{indent}{entry}{end}" for entry in lines)
-        if line and not self._lines[line - 1].endswith(b"\n"):
-            text = end + text
-        self._changes.append((self._starts[line], self._starts[line], text))
+    def comment(self, node: cst.CSTNode, sentence: str) -> None:
+        self._comments[self._source.statement(node)][sentence] = None
 
-    def _indent(self, line: int) -> str:
-        text = self._lines[line].decode()
-        return text[: len(text) - len(text.lstrip())]
+    def behind(self, node: cst.CSTNode, test: str) -> None:
+        """Put the statement behind a condition."""
+        self._behind[self._source.statement(node)] = test
 
-    def _span(self, node: Node) -> tuple[int, int]:
-        end_line, end = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
-        return self._starts[node.lineno - 1] + node.col_offset, self._starts[end_line - 1] + end
+    def whiles(self, loop: cst.For, test: str) -> None:
+        """Make it `while test`."""
+        self._whiles[loop] = test
 
     def result(self) -> str:
-        """The text with all changes, in the order in which they were given where they are in one place. What lies
-        within a larger change goes with it."""
-        data = self._data
-        kept = [(*change, number) for number, change in enumerate(self._changes) if not self._goes(change)]
-        for start, end, text, _ in sorted(kept, key=lambda change: (change[0], change[1], change[3]), reverse=True):
-            data = data[:start] + text.encode() + data[end:]
-        return data.decode()
+        return self._source.module.visit(self).code
 
-    def _goes(self, change: tuple[int, int, str]) -> bool:
-        """Whether a larger change has what this one would change; new lines at its edges stay."""
-        start, end, _ = change
-        if start == end:
-            return any(other[0] < start < other[1] for other in self._changes)
-        larger = (other for other in self._changes if other[1] - other[0] > end - start)
-        return any(other[0] <= start and end <= other[1] for other in larger)
+    def _lines(self, lines: list[str]) -> list[Any]:
+        return [cst.parse_statement(line, config=self._source.module.config_for_parsing) for line in lines]
+
+    def on_leave(self, original: Any, updated: Any) -> Any:
+        if original in self._changed:
+            return self._changed[original]
+        if original in self._top:
+            body = [*self._lines(self._top[original]), *updated.body.body]
+            updated = updated.with_changes(body=updated.body.with_changes(body=body))
+        if original in self._whiles:
+            test = cst.parse_expression(self._whiles[original])
+            updated = cst.While(test, updated.body, updated.orelse, leading_lines=updated.leading_lines)
+        if not isinstance(original, cst.BaseStatement) or not isinstance(self._source.parents[original], Block):
+            return updated
+        return self._statement(original, updated)
+
+    def _statement(self, original: Any, updated: Any) -> Any:
+        """With the lines and comments that go in front of it; libcst gives a `pass` to a block that gets empty."""
+        statements, words = self._lines(self._before[original]), self._comments[original]
+        lines = [line for entry in words for line in textwrap.wrap(f"{MARK} {entry}", WIDTH)]
+        leading, comments = updated.leading_lines, [cst.EmptyLine(comment=cst.Comment(f"# {line}")) for line in lines]
+        if not isinstance(updated, cst.SimpleStatementLine) or updated.body:
+            updated = updated.with_changes(leading_lines=comments)
+            if (test := self._behind.get(original)) is not None:
+                inside = cst.IndentedBlock([updated.with_changes(leading_lines=[])])
+                updated = cst.If(cst.parse_expression(test), inside, leading_lines=comments)
+            statements.append(updated)
+        if statements:
+            first = statements[0]
+            statements[0] = first.with_changes(leading_lines=[*leading, *first.leading_lines])
+        return cst.FlattenSentinel(statements)
 
 
 def unified(name: str, before: str, after: str) -> str:

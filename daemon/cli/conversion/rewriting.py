@@ -1,120 +1,101 @@
 """What is changed in a script so that its own loop becomes elastic, and what is left to its author.
 
-Every change follows one rule of docs/how-to/convert-a-script.md. Where a rule does not fit, nothing is changed, and one
-sentence says what is to be done in that line. What stands behind a condition that holds under torchrun only is left:
-`selastic run` does not come to it.
+Promise: a closed list of patterns is changed (docs/how-to/convert-a-script.md); all else that decides what is trained
+stays in its place, and a comment names it. Limit: nothing is run: what a name stands for is what the files say.
 """
 
 from __future__ import annotations
 
-import ast
+import re
+from pathlib import Path
+
+import libcst as cst
 
 from slurm_elastic.protocol.errors import ElasticError
 
-from .change import Change, Left
-from .edits import Edits
-from .epochs import epochs
-from .iterations import iterations
-from .models import kept, models
-from .ranks import groups, ranks
-from .remarks import remarks
-from .script import Loop, Script
+from .change import Change, begin
+from .loops import epochs, iterations
+from .source import Block, Program, arguments, code, names
+from .state import kept, models, steps
+from .world import SEEDS, ranks, remarks
 
 OWN_LIBRARIES = ("lightning", "pytorch_lightning", "transformers.Trainer", "accelerate.Accelerator")
+Said = dict[tuple[Path, int, str], bool]
 
 
-def converted(text: str, name: str) -> tuple[str, Left]:
-    """The script's text after the change, and what is left to its author. Raises ElasticError where nothing fits."""
-    try:
-        script = Script(text, name)
-    except (SyntaxError, ValueError) as error:
-        raise ElasticError(f"{name} is no Python program: {error}") from None
-    loop, *others = _loops(script, name)
-    change = Change(script, Edits(text), loop)
-    for other in others:
-        change.leave(other, "this is another loop that trains; only one can be the job's, and it is left as it is")
-    _apply(change)
-    _import(change)
-    _write(change)
-    after = change.edits.result()
-    try:
-        ast.parse(after)
-    except SyntaxError as error:
-        raise ElasticError(f"{name} is written in a way that this cannot change: line {error.lineno}") from None
-    return after, sorted(set(change.left))
-
-
-def _loops(script: Script, name: str) -> list[Loop]:
-    """The job's loop, and others that train. Raises ElasticError for a script that is not for this."""
-    imported = set(script.aliases.values())
-    if any(entry.startswith("slurm_elastic") for entry in imported):
-        raise ElasticError(f"{name} imports slurm_elastic already; accepted: a script that is not elastic yet")
-    if found := next((e for e in imported if any(e == own or e.startswith(f"{own}.") for own in OWN_LIBRARIES)), None):
-        raise ElasticError(f"{name} leaves its loop to {found}; its adapter is in docs/how-to/frameworks.md")
-    loops = script.loops()
-    if not loops:
-        raise ElasticError(
-            f"{name} has no loop over epochs or iterations that comes to a backward(); accepted: `for ... in "
-            "range(...)` or `while` around the training, in this file"
-        )
-    inside = next(script.above(script.scope(loops[0])), None)
-    if isinstance(inside, ast.ClassDef):
-        raise ElasticError(
-            f"line {loops[0].lineno} of {name} has its loop in {inside.name}; accepted: a loop in a function or in the "
-            "module; docs/how-to/make-a-script-elastic.md has what to write by hand"
-        )
-    return loops
-
-
-def _apply(change: Change) -> None:
-    """The rules, in the order in which they build on each other."""
-    groups(change)
-    of_models = models(change)
-    if change.script.over_data(change.loop):
+def converted(text: str, path: Path) -> tuple[str, Said]:
+    """The script after the change; and what its author should know, by file, line as it was and sentence, and whether
+    they have to do something there. Raises ElasticError where there is no training loop that this could change."""
+    program = Program(text, path)
+    for entry in program.main.aliases.values():
+        if entry.startswith("slurm_elastic"):
+            raise ElasticError(f"{path} imports slurm_elastic already; accepted: a script that is not elastic yet")
+        if any(entry == own or entry.startswith(f"{own}.") for own in OWN_LIBRARIES):
+            raise ElasticError(f"{path} leaves its loop to {entry}; its adapter is in docs/how-to/frameworks.md")
+    for found in names(program.main.module):
+        if found.value in ("job", "elastic", "micros", "kept"):
+            line = f"line {program.main.line(found)} of {path}"
+            raise ElasticError(f"{line} has a variable `{found.value}`, which the change needs; give it another name")
+    change = begin(program)
+    if any(entry.over_data for entry in change.inner):
         epochs(change)
     else:
         iterations(change)
-    kept(change, of_models)
+    models(change)
+    steps(change)
+    kept(change)
+    place = _place(change)
     ranks(change)
-    remarks(change)
+    remarks(change, place)
+    _join(change, place)
+    after = change.edits.result()
+    compile(after, str(path), "exec")
+    return after, change.said
 
 
-def _import(change: Change) -> None:
-    body = change.script.tree.body
-    imports = (node for node in body if isinstance(node, (ast.Import, ast.ImportFrom)))
-    first = next((node for node in imports if getattr(node, "module", "") != "__future__"), body[0])
-    change.edits.before(first, ["import slurm_elastic.trainer_shim as elastic"])
+def _place(change: Change) -> cst.BaseStatement:
+    """The statement in front of which the job joins: the first where the batch is known, as from there on all workers
+    draw the same random numbers."""
+    source, loop = change.source, change.loop
+    blocks = [entry for entry in source.above(loop) if isinstance(entry, Block) and source.inside(entry, change.scope)]
+    tests = [code(getattr(source.parents.get(block), "test", cst.Name("_"))) for block in blocks]
+    blocks = blocks[: next((n + 1 for n, test in enumerate(tests) if "__name__" in test), None)]
+    needed = [
+        *change.behind,
+        *(call for call in source.calls(change.scope, r"^exec$|parse_args$") if change.early(call)),
+    ]
+    for name in names(cst.parse_expression(f"{change.batch}, {change.micro_batch or 1}")):
+        needed += [node for _, node in change.given(name.value)]
+    for block in reversed(blocks):
+        body, own = list(block.body), next(n for n, entry in enumerate(block.body) if source.inside(loop, entry))
+        inside = [n for n, entry in enumerate(body) if any(source.inside(node, entry) for node in needed)]
+        first = next((n for n, entry in enumerate(body) if not _is_head(entry)), 0)
+        if max(inside, default=-1) < own:
+            return source.statement(body[min(max([first, *(n + 1 for n in inside)]), own)])
+    return source.statement(loop)
 
 
-def _write(change: Change) -> None:
-    """What the rules have collected becomes changes of the text."""
-    script, edits, scope, loop = change.script, change.edits, change.scope, change.loop
-    for statement in change.removed:
-        block = script.block(statement)
-        edits.remove(statement, alone=statement is block[0] and all(entry in change.removed for entry in block))
-    place = min((script.at_top(node, scope) for node in change.needed), key=lambda statement: statement.lineno)
-    declared = ["global job"] if change.elsewhere and not isinstance(scope, ast.Module) else []
-    edits.before(place, [*declared, *change.settings, f"job = elastic.join(batch={_batch(change, place)})"])
-    edits.before(script.at_top(loop, scope) if change.before else loop, change.before)
-    inside = next((entry for entry in loop.body if not _is_text(entry)), loop.body[0])
-    edits.before(inside, change.top)
-    for statement, line in change.shares:
-        edits.before(statement, [line])
+def _is_head(statement: cst.CSTNode) -> bool:
+    """Whether it is an import, a docstring or `global`."""
+    small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else statement
+    text = isinstance(small, cst.Expr) and isinstance(small.value, (cst.SimpleString, cst.ConcatenatedString))
+    return text or isinstance(small, (cst.Import, cst.ImportFrom, cst.Global))
 
 
-def _batch(change: Change, place: ast.stmt) -> str:
-    """What join() is given, and a sentence where it may not be the global batch."""
-    batch, script = change.batch, change.script
-    if not batch:
-        change.leave(place, "join(batch=256) is a guess: say the global batch that the learning rate was tuned for")
-        return "256"
-    wrapped = next(script.calls(script.tree, "DistributedDataParallel"), None)
-    if wrapped and not change.whole and "micro" not in batch:
-        change.leave(
-            place, f"join(batch=...) is the global batch: {batch}, if it was one GPU's, times the number of GPUs"
-        )
-    return batch
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+def _join(change: Change, place: cst.BaseStatement) -> None:
+    """The job joins, with the seed of the script where it has been set by then."""
+    source, scope = change.source, change.scope
+    words = [change.batch, *([f"micro_batch={change.micro_batch}"] if change.micro_batch else [])]
+    for call in source.calls(scope, ""):
+        called = change.program.function(source, call)
+        seeds = re.search(SEEDS, source.called(call)) or (called and called.source.calls(called.node, SEEDS))
+        if seeds and source.scope(call) is scope and source.line(call) < source.line(place) and len(call.args) == 1:
+            words = [*words, f"seed={code(arguments(call).popitem()[1])}"]
+    declared = ["global job"] if change.elsewhere and not isinstance(scope, cst.Module) else []
+    change.edits.before(place, *declared, f"job = elastic.join(batch={', '.join(words)})", first=True)
+    imports = [entry for entry in source.nodes if isinstance(entry, (cst.Import, cst.ImportFrom))]
+    first = next(
+        (e for e in imports if code(getattr(e, "module", None) or cst.Name("_")) != "__future__"), source.nodes[1]
+    )
+    types = ["import types"] if change.boxed and source.aliases.get("types") != "types" else []
+    change.edits.before(source.statement(first), *types, "import slurm_elastic.trainer_shim as elastic", first=True)
