@@ -41,3 +41,12 @@ def foreign_below(path: Path) -> str:
 def make_own(path: Path) -> None:
     """Take from all others the right to write to a file or directory of one's own."""
     path.chmod(stat.S_IMODE(path.stat().st_mode) & ~OTHERS_WRITE)
+
+
+def make_private(path: Path) -> None:
+    """Make a directory that its owner alone can enter, whatever the umask. Raises OSError; what somebody else may have
+    put there stays as it is."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+        path.chmod(0o700)

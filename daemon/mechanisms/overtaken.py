@@ -1,8 +1,9 @@
 """Resizes whose nodes somebody else has got meanwhile: withdrawn at once; what fits is planned again. Pure.
 
 A companion is asked for on nodes that were free; whoever was quicker has them now, and it would wait out its time for
-nothing. Limit: judges what the plan judged (GPUs, cores, memory, whether the node takes work); a companion that Slurm
-keeps waiting for another reason waits until its time is over.
+nothing. So would the workers of one that is suspended while they warm up. Limit: judges what the plan judged (GPUs,
+cores, memory, whether the node takes work); a companion that Slurm keeps waiting for another reason waits until its
+time is over.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from slurm_elastic.db.rows import ResizeRow
+from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.ledger import Amount, free, per_node
-from ..capacity.roster import ElasticJob, Roster
+from ..capacity.roster import ElasticJob, Roster, companion_tag
 from ..capacity.unlisted_gpus import unlisted_gpus
 from ..slurm.model import Snapshot
 from .registry import carrier
@@ -28,6 +30,9 @@ def overtaken(snapshot: Snapshot, roster: Roster, resizes: Iterable[ResizeRow]) 
         if job is None or not job.running:
             continue
         own = _own(job) if carrier(resize.message).restarts else {}
+        if resize.state in (ResizeState.GRANTED, ResizeState.READY) and (stopped := _stopped(snapshot, job, resize)):
+            found[resize.id] = f"its companion {stopped} was suspended"
+            continue
         for node, need in _awaited(job, resize):
             if _gone(snapshot, node, need, own.get(node, NOTHING)):
                 found[resize.id] = f"node {node} is no longer free"
@@ -42,6 +47,15 @@ def _awaited(job: ElasticJob, resize: ResizeRow) -> list[tuple[str, Amount]]:
         for shape in carrier(resize.message).awaits(job, resize)
         for node in shape.node_list
     ]
+
+
+def _stopped(snapshot: Snapshot, of: ElasticJob, resize: ResizeRow) -> int:
+    """A companion of it that is suspended; 0: none."""
+    for job in snapshot.jobs.values():
+        tag = companion_tag(job) if job.state == "SUSPENDED" and job.uid == of.base.uid else None
+        if tag is not None and (tag.base, tag.resize) == (resize.job_id, resize.id):
+            return job.job_id
+    return 0
 
 
 def _own(job: ElasticJob) -> Mapping[str, Amount]:

@@ -140,6 +140,8 @@ class DaemonController:
         if phase.phase == CHECKPOINTED:
             self._note_checkpoint(job_id, phase, now)
             return
+        if phase.phase == ResizeState.RUNNING:
+            phase = replace(phase, pause_s=min(phase.pause_s, self._known_for_s(job_id, now)))
         at = phase.at if now - SKEW_S < phase.at <= now else now
         resize = self.store.resize(phase.resize) if phase.resize else None
         held: tuple[Piece, ...] = ()
@@ -176,6 +178,13 @@ class DaemonController:
             STALLED,
         ):
             self.wake(phase.phase)
+
+    def _known_for_s(self, job_id: int, now: float) -> float:
+        """Seconds since it first trained here, or Slurm started it: no pause of it was longer."""
+        job = self.jobs.latest().jobs.get(job_id)
+        starts = [row.start for row in self.store.allocations(job_id)]
+        starts += [job.start_time] if job is not None and job.start_time is not None else []
+        return max(0.0, now - min(starts, default=now))
 
     def _note_checkpoint(self, job_id: int, phase: Phase, now: float) -> None:
         """No event: it may come every few minutes, and only the last one counts."""

@@ -20,6 +20,8 @@ from pathlib import Path
 from slurm_elastic.protocol import own_files
 from slurm_elastic.protocol.errors import ConfigError
 
+PRIVATE = "logs", "checkpoints", "compiled"
+"""Folders of the job directory that nobody else can enter: torch loads code from the last one."""
 RECORD = "run.json"
 MARK = ".mark-"
 
@@ -97,7 +99,10 @@ def create(place: Path) -> None:
             why = own_files.foreign(place)
         if why:
             raise ConfigError(f"the job directory {place} {why}; accepted: --job-dir that you alone can write to")
-        (place / "logs").mkdir(exist_ok=True)
+        for name in PRIVATE:
+            own_files.make_private(place / name)
+            if why := own_files.foreign(place / name):
+                raise ConfigError(f"{place / name} {why}; accepted: a directory of your own, or none")
     except OSError as error:
         raise ConfigError(
             f"the job directory {place} cannot be made ({error.strerror}); "

@@ -1,7 +1,8 @@
 """The logs of companions that a job has left: those of the last few stand by themselves, older ones are put together.
 
-A job that is resized for weeks has thousands of companions, and a disk has inodes for so many files only. Nothing is
-lost: a log goes, under its name, to the end of one file. Limit: what is written to it later goes with it.
+A job that is resized for months has thousands of companions, and a disk has inodes for so many files only. A log goes,
+under its name, to the end of one file. Limit: what is written to it later goes with it; of what was put together the
+last MOST_BYTES are kept, and a few times that at most.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from pathlib import Path
 
 KEPT = 20
 """Companions whose logs stand by themselves."""
-TOGETHER = "left.log"
+TOGETHER, OLDER = "left.log", "left.older.log"
+MOST_BYTES = 16 << 20
 _NAME = re.compile(r"(?:agents-)?(\d+)(?:\..+)?\.log")
 
 
@@ -27,5 +29,9 @@ def put_together(folder: Path, used: Set[int]) -> None:
         for path in sorted(logs[job_id]):
             with (folder / TOGETHER).open("ab") as together, path.open("rb") as log:
                 together.write(f"==> {path.name} <==\n".encode())
+                log.seek(max(0, path.stat().st_size - MOST_BYTES))
                 shutil.copyfileobj(log, together)
+                full = together.tell() >= MOST_BYTES
+            if full:
+                (folder / TOGETHER).replace(folder / OLDER)
             path.unlink()

@@ -7,8 +7,10 @@ for proofs, not for production.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,16 +23,29 @@ Line = dict[str, Any]
 
 
 class Recorder:
-    """Appends lines to `<directory>/<worker>.jsonl`, each in one write."""
+    """Appends lines to `<directory>/<worker>.jsonl`, each in one write. What a full disk does not take is missing from
+    the record, and the check says so; the training goes on."""
 
     def __init__(self, directory: str, worker: str) -> None:
-        path = Path(directory)
-        path.mkdir(parents=True, exist_ok=True)
-        name = worker.replace("/", "_")
-        self._file = os.open(path / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._path = Path(directory, f"{worker.replace('/', '_')}.jsonl")
+        self._file = -1
+        self._torn = b""
+        self._told = False
 
     def write(self, line: Line) -> None:
-        os.write(self._file, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        data = self._torn + json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        try:
+            if self._file < 0:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            if os.write(self._file, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._torn = b""
+        except OSError as error:
+            self._torn = b"\n"  # ends what may have been begun
+            if not self._told:
+                print(f"selastic: {self._path} lacks steps from here on ({error.strerror})", file=sys.stderr)
+            self._told = True
 
 
 @dataclass(frozen=True, slots=True)

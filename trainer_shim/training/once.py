@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import secrets
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -83,7 +84,9 @@ def before_loop(session: Session, number: int, function: Callable[..., Any], *ar
 def on_each_node(session: Session, number: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """function(*args, **kwargs) of one process of each node, on all its workers, now or later."""
     writer = session.saving.writer
-    key = str(writer.directory.resolve()) if writer is not None else os.environ.get("TORCHELASTIC_RUN_ID", "")
+    # Below /tmp nobody is to know the name beforehand.
+    secret = results.once(writer.directory, "node-key", lambda: secrets.token_hex(16)) if writer is not None else ""
+    key = secret or os.environ.get("TORCHELASTIC_RUN_ID", "")
     if not key:
         return function(*args, **kwargs)
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")  # what lay on a node's own disk may be gone

@@ -310,7 +310,7 @@ def next_steps(facts: Explain) -> list[str]:
         lines.append(f"resize {failed.id} to {words.gpus(failed.gpus)} {how}: {failed.detail or 'no cause was given'}")
     if blocked and blocked > facts.now:
         lines.append(f"not tried again before {words.clock(facts, blocked)}")
-    return [*lines, _can_do(job)]
+    return [_can_do(job), *lines] if job.pinned else [*lines, _can_do(job)]
 
 
 def _switches(evidence: Evidence) -> list[str]:

@@ -56,6 +56,17 @@ def test_only_what_waits_in_the_queue_can_be_overtaken(state: str) -> None:
     assert found(at.snapshot(), state) == {}
 
 
+@pytest.mark.parametrize(("state", "lost"), [("granted", True), ("ready", True), ("running", False), ("done", False)])
+def test_a_companion_that_is_suspended_while_it_warms_up_is_given_up(state: str, lost: bool) -> None:
+    """Its workers would never be ready. One that trains already its job leaves by itself."""
+    at = Cluster(3)
+    at.run(1, "n1", 4, REQUEST)
+    at.companion(2, 1, "n2", resize=7)
+    assert found(at.snapshot(), state) == {}
+    at.change(2, state="SUSPENDED")
+    assert found(at.snapshot(), state) == ({7: "its companion 2 was suspended"} if lost else {})
+
+
 def test_a_grant_between_two_looks_is_no_loss() -> None:
     """Jobs are read before nodes: a companion granted in between waits in the one and holds its GPUs in the other."""
     snapshot = cluster().snapshot()

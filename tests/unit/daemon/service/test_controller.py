@@ -178,6 +178,17 @@ def test_where_a_training_hangs_is_told_until_it_goes_on(world: World) -> None:
     assert (kinds.count("stalled"), kinds.count("steps_again")) == (2, 2)
 
 
+@pytest.mark.parametrize(("said", "counts"), [(1e9, 30.0), (20.0, 20.0)])
+def test_no_pause_is_longer_than_slurm_ran_the_job(world: World, said: float, counts: float) -> None:
+    """A supervisor that says so is not believed: means and accounts would hold it for ever."""
+    job = world.elastic()
+    job.step()
+    world.slurm.now += 30.0
+    pieces = (Piece(job.job_id, "base", ("n1",), 4, "a100"),)
+    world.controller.phase(job.job_id, Phase(0, "running", 7, pieces, 480, world.slurm.now, pause_s=said))
+    assert [row.pause_s for row in world.store.allocations(job.job_id)][-1] == counts
+
+
 def test_a_training_that_stands_still_is_a_state_of_its_job(world: World) -> None:
     """Since its last step, by the clock of whoever asks, with no throughput; also after the daemon was started again,
     before its supervisor has spoken, which is planned with as soon as it has. A new world ends it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -190,6 +191,9 @@ def test_one_process_of_a_node_does_it(tmp_path: Path, monkeypatch: pytest.Monke
         done = list(pool.map(lambda _: run(command, env=environ), range(3)))
     assert [one.stdout for one in done] == ["1\n"] * 3, done
     assert count.read_text() == "x"
+    (made,) = tmp_path.glob("selastic-*")
+    guessed = hashlib.blake2b(f"{(tmp_path / 'kept').resolve()} 0".encode(), digest_size=8).hexdigest()
+    assert not made.name.endswith(guessed), "whoever knows the job's directory knows the name"
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert results.once_on_node("another", "once-1-lambda", lambda: 5) == 5
     (open_to_all,) = [

@@ -341,6 +341,40 @@ def test_a_job_directory_made_by_somebody_else_is_left_alone(tmp_path: Path) -> 
     assert (tmp_path / "shared").stat().st_mode & 0o7777 == 0o2755
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
+@pytest.mark.parametrize("before", [None, 0o775, 0o777])
+def test_what_lies_in_a_job_directory_is_its_owners_alone(tmp_path: Path, umask: int, before: int | None) -> None:
+    """Whatever the umask, and what an earlier part of the run left open: torch loads code from there."""
+    names = ("logs", "checkpoints", "compiled")
+    for name in names if before is not None else ():
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(before or 0)
+    own = os.umask(umask)
+    try:
+        job_dir.create(tmp_path)
+    finally:
+        os.umask(own)
+    assert [(tmp_path / name).stat().st_mode & 0o7777 for name in names] == [0o700] * 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")
+@pytest.mark.parametrize("name", ["logs", "checkpoints", "compiled"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_what_somebody_else_has_put_into_a_job_directory_is_refused(tmp_path: Path, name: str, linked: bool) -> None:
+    """A folder of another user's, or a link to one's own."""
+    place = tmp_path / "job"
+    place.mkdir()
+    if linked:
+        (tmp_path / "elsewhere").mkdir()
+        (place / name).symlink_to(tmp_path / "elsewhere")
+    else:
+        (place / name).mkdir()
+        os.chown(place / name, 65534, 65534)
+    why = "is a symbolic link" if linked else "belongs to uid 65534"
+    with pytest.raises(ConfigError, match=f"{name} {why}; accepted: a directory of your own, or none"):
+        job_dir.create(place)
+
+
 def test_job_directory_of_a_requeued_job_is_found_again(tmp_path: Path) -> None:
     """Same job, same command: same directory. Another command or another cluster: one of its own."""
     env = {"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "a"}

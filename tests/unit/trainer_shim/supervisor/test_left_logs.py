@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_elastic.trainer_shim.supervisor.left_logs import KEPT, put_together
+import pytest
+
+from slurm_elastic.trainer_shim.supervisor import left_logs
+from slurm_elastic.trainer_shim.supervisor.left_logs import KEPT, OLDER, TOGETHER, put_together
 
 
 def test_old_logs_are_put_together_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -24,3 +27,17 @@ def test_old_logs_are_put_together_and_nothing_is_lost(tmp_path: Path) -> None:
     for number in range(102, 200 - KEPT):
         assert f"==> {number}.n-2.x.0.log <==\nworker of {number}\n" in together
         assert f"==> agents-{number}.log <==\nagent of {number}\n" in together
+
+
+def test_what_was_put_together_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The youngest are kept, two files of a bounded size in all; so is the end of a log that alone is too long."""
+    monkeypatch.setattr(left_logs, "MOST_BYTES", 1000)
+    for number in range(100, 400):
+        (tmp_path / f"{number}.n1.0.log").write_bytes(
+            b"x" * (100_000 if number == 250 else 90) + f"<{number}>".encode()
+        )
+        put_together(tmp_path, set())
+    kept = (tmp_path / OLDER).read_text() + (tmp_path / TOGETHER).read_text()
+    assert len(kept) < 4 * 1000 and len(list(tmp_path.iterdir())) <= KEPT + 2
+    youngest = range(400 - KEPT - 5, 400 - KEPT)
+    assert all(f"<{number}>" in kept for number in youngest)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ from typing import Any
 import pytest
 
 from slurm_elastic.protocol.errors import TrainingError
-from slurm_elastic.trainer_shim.training.audit import Recorder, check
+from slurm_elastic.trainer_shim.training import audit
+from slurm_elastic.trainer_shim.training.audit import Recorder, check, read
 
 Lines = dict[str, list[dict[str, Any]]]
 
@@ -102,3 +105,30 @@ def test_no_record_is_an_error(tmp_path: Path) -> None:
 
 def _step(entries: list[dict[str, Any]], step: int) -> dict[str, Any]:
     return next(entry for entry in entries if entry.get("step") == step)
+
+
+def test_a_full_disk_ends_no_training_and_is_found_by_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line that is not written, or half of it, is missing; those after it are there, and it is told once."""
+    lines, write, calls = sound(), os.write, [0]
+
+    def full(file: int, data: bytes) -> int:
+        calls[0] += 1
+        if calls[0] in (3, 4):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data[: len(data) // 2] if calls[0] == 2 else data)
+
+    monkeypatch.setattr(audit.os, "write", full)
+    written(tmp_path, lines)
+    assert capsys.readouterr().err.count("No space left on device") == 1
+    found = check(tmp_path, samples=6, epochs=2)
+    assert not found.ok and found.steps_lost == 3
+    assert [line["step"] for line in read(tmp_path) if line.get("rank") == 0] == [4]
+
+
+def test_a_record_that_cannot_be_begun_ends_no_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its directory cannot be made."""
+    (tmp_path / "file").write_text("")
+    Recorder(str(tmp_path / "file" / "audit"), "a").write({"step": 1})
+    assert "lacks steps from here on (Not a directory)" in capsys.readouterr().err
