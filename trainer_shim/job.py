@@ -21,6 +21,7 @@ from .data.sampling import seed_all, whole
 from .loops.epochs import EpochLoop
 from .loops.iterations import OwnLoop, Share
 from .loops.leaving import failed, on_purpose
+from .loops.once import before_loop, check_kept, on_each_node, on_rank_0, save
 from .numerics import batch as batches
 from .parallel.choice import check_has_values, strategy_of
 from .parallel.deterministic import prepare
@@ -31,7 +32,6 @@ from .training.checks import check_wrap
 from .training.job_properties import JobProperties
 from .training.learning_rate import Tuning
 from .training.micro_batch_probe import Probe
-from .training.once import before_loop, check_kept, on_each_node, on_rank_0, save
 from .training.optimizer_step import OptimizerSteps
 from .training.session import Session
 from .world.rendezvous import Membership

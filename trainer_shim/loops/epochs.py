@@ -16,11 +16,11 @@ from ..control.worker_client import ComingWorld
 from ..data.loader import Feed, to_device
 from ..data.sampling import COMPUTED_FROM, Micro, mix, seed_all
 from ..numerics import batch as batches
-from ..training.once import share
 from ..training.session import Session
 from ..world.agreement import TallyReader
 from .iterations import OwnLoop
 from .leaving import on_purpose
+from .once import share
 
 MAX_FEEDS = 4
 """Datasets whose loader workers are kept."""

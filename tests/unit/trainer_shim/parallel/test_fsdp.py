@@ -14,10 +14,10 @@ from local_jobs import refused
 from torch import nn
 
 import slurm_elastic.trainer_shim as elastic
+from slurm_elastic.trainer_shim.loops.once import on_rank_0
 from slurm_elastic.trainer_shim.parallel import local_optimizer_step, own_shards
 from slurm_elastic.trainer_shim.parallel.fsdp import Sharded
 from slurm_elastic.trainer_shim.parallel.own_backward import OwnBackward
-from slurm_elastic.trainer_shim.training.once import on_rank_0
 from slurm_elastic.trainer_shim.world import process_group as worlds
 from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS, DTensor
 from slurm_elastic.trainer_shim.world.process_group import World

@@ -17,9 +17,9 @@ from slurm_elastic.protocol.errors import OtherRankFailed, TrainingError
 
 from ..checkpoint import contents, results
 from ..parallel.strategy import is_part
+from ..training.session import Session
 from ..world import process_group as worlds
 from ..world.one_rank import collectives_refused
-from .session import Session
 
 
 def on_rank_0(session: Session, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
