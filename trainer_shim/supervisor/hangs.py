@@ -23,7 +23,7 @@ SHOWN_GROUPS = 4
 
 _OWN = "/slurm_elastic/trainer_shim/", str(Path(__file__).resolve().parents[1]) + "/"
 _BACKWARD, _LOADER = "_engine_run_backward", "/dataloader.py"
-_ONCE = "/training/once.py"
+_ONCE = "/loops/once.py"
 _COMMUNICATION = "/distributed_c10d.py", "/c10d_logger.py"
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 

@@ -32,7 +32,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.worker_messages import 
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 IN_BACKWARD = (f"{TORCH}/autograd/graph.py:979 _engine_run_backward", "/home/a/train.py:15 <module>")
-ONCE = "/x/slurm_elastic/trainer_shim/training/once.py"
+ONCE = "/x/slurm_elastic/trainer_shim/loops/once.py"
 IN_ONCE = ("/home/a/train.py:7 evaluate", f"{ONCE}:130 _quietly", "/home/a/train.py:14 <module>")
 FOR_RANK_0 = (
     "/x/slurm_elastic/trainer_shim/world/objects.py:50 share",
