@@ -53,6 +53,7 @@ def join(
     unit: dict[str, int] | None = None,
     deterministic: bool | int = False,
     safe_globals: Sequence[Callable[..., Any]] = (),
+    same_inputs: bool = False,
 ) -> Job:
     """Take part in the training.
 
@@ -70,7 +71,8 @@ def join(
     parameters that are the same to the last bit on any number of ranks, at a cost (deterministic.py); a number: of
     shards that a batch is computed in, and so the most ranks that share the work; True: batch.SHARDS. safe_globals:
     types that checkpoints may hold besides tensors, plain values and NumPy's, as torch.serialization.add_safe_globals()
-    takes them. Raises TrainingError for a value that is not accepted.
+    takes them. same_inputs: whether ranks compute on the same inputs on purpose, which ends the training otherwise.
+    Raises TrainingError for a value that is not accepted.
     """
     if lr == "auto":
         lr = os.environ.get("SELASTIC_LR") or lr
@@ -85,6 +87,7 @@ def join(
         prepare()
     tuning = Tuning(batch, max_batch, lr, micro_batch, seed, ramp, each, shards)
     job = Job(Session(Membership(unit=size or 1), tuning, checkpoints, checkpoint_every_s, safe_globals), size)
+    job._session.replica_check.same_inputs = same_inputs
     _current.append(job)
     return job
 
@@ -146,7 +149,7 @@ class Job(JobProperties):
         self._state.keep("Model", model, own=True)
         optimization.keep_in(self._state)
         self._session.strategy, self._session.optimization = parallel, optimization
-        return Wrapped(parallel)
+        return Wrapped(parallel, self._session.replica_check.note_inputs)
 
     def fit(self, dataset: Any, compute: Callable[[Any], torch.Tensor], collate_fn: Any = None) -> int | None:
         """Find the largest micro batch that fits this GPU, before the loop; every rank uses the smallest one found.

@@ -97,7 +97,7 @@ class OwnLoop:
             self._handle = register_optimizer_step_pre_hook(self._before_step)
         session.strategy = self._strategy
         self._strategy.on_error = session.world_switch.broke
-        return self._strategy.add(entry)
+        return self._strategy.add(entry, session.replica_check.note_inputs)
 
     def _check(self, call: str, model: Any, unit: int | None) -> None:
         session, tuning = self._session, self._session.tuning

@@ -203,12 +203,12 @@ class OwnBackward(Strategy):
         """Whether a model was called with gradients since then."""
         self.bypass = 0
 
-    def add(self, model: OwnModel) -> Any:
-        """One more; what the script calls instead of it."""
+    def add(self, model: OwnModel, seen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Any:
+        """One more; what the script calls instead of it. seen: gets what each call is given."""
         self.models.append(model)
         self.sharded = model.sharded
         self.module = model.module if len(self.models) == 1 else nn.ModuleList(entry.module for entry in self.models)
-        return Wrapped(model)
+        return Wrapped(model, seen)
 
     def hold(self, optimizers: list[Any]) -> None:
         for model in self.models:

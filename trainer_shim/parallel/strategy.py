@@ -6,7 +6,7 @@ What a script calls in place of its model stays one object, whatever becomes of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -134,14 +134,17 @@ class Wrapped:
     """What `job.wrap` and `job.replicate` return: called like the model, and in everything else the model itself, whose
     class isinstance() finds; type() does not."""
 
-    def __init__(self, parallel: Called) -> None:
+    def __init__(self, parallel: Called, seen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> None:
+        """seen: gets what each call is given."""
         object.__setattr__(self, "_parallel", parallel)
+        object.__setattr__(self, "_seen", seen)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self._parallel.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._seen(args, kwargs)
         return self._parallel(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import platform
 import time
 import zlib
@@ -21,6 +22,9 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._pytree import tree_leaves
+
+from slurm_elastic.protocol.errors import TrainingError
 
 from ..parallel.deterministic import Deterministic
 from ..parallel.strategy import Strategy, is_part
@@ -30,6 +34,10 @@ from ..world import process_group as worlds
 from ..world.agreement import WORD_BITS, Tally, Vote
 from ..world.process_group import World
 
+TELLING = 8
+"""Distinct values that inputs have to have: fewer may be equal by chance, or a constant."""
+SAMPLED = 4096
+"""Elements at either end of an input that are looked at."""
 FIRST = (4, 16, 64)
 """Steps of a world whose votes carry a checksum, ..."""
 EVERY = 100
@@ -86,6 +94,13 @@ class ReplicaCheck:
         self._votes = 0
         self._begins = self._one_kind = self._wanted = False
         self._looked_at = time.monotonic()
+        self.same_inputs = False
+        """Whether ranks compute on the same inputs on purpose."""
+        self.has_part = False
+        """Whether what this rank computes in the first step counts, and is not for company."""
+        self._notes = False
+        self._inputs: list[int] = []
+        """Of the calls of models in the first step."""
         self._copied: Held | None = None
         self._said: Held | None = None
         """What the vote under way has the checksum of."""
@@ -97,6 +112,8 @@ class ReplicaCheck:
         self._steps.clear()
         self._votes, self._begins, self._wanted = 0, world.size > 1, False
         self._one_kind = len(kinds) == 1
+        self._notes, self.has_part = world.size > 1 and not self.same_inputs, False
+        self._inputs = []
         self._copied = self._said = None
 
     def close(self) -> None:
@@ -105,6 +122,33 @@ class ReplicaCheck:
 
     def _stepped(self, optimizer: Any, *_: object) -> None:
         self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
+
+    # -- inputs ----------------------------------------------------------------------------------------------------
+
+    def note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A model is called."""
+        if not self._notes or not torch.is_grad_enabled():
+            return
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) is torch.Tensor and not leaf.is_meta]
+        parts = [_sample(leaf) for leaf in tensors if leaf.layout == torch.strided]
+        if any(len(torch.unique(part)) >= TELLING for part in parts):
+            self._inputs.append(_digest([part.tolist() for part in parts], 62))
+
+    def _check_inputs(self, world: World) -> None:
+        """Raise TrainingError, on every rank, where two of them compute on the same."""
+        if self.same_inputs:
+            return
+        counts = world.speaks and self.has_part
+        everyone = objects.gather(self._inputs[:64] if counts else [])
+        for rank, other in itertools.combinations(range(world.size), 2):
+            pairs = list(zip(everyone[rank], everyone[other], strict=False))
+            if pairs and all(one == two for one, two in pairs):
+                raise TrainingError(
+                    f"ranks {rank} and {other} gave the model the same inputs in the first step of this world, so that "
+                    "both train on the same samples; accepted: job.loader(dataset), a source that each rank reads at "
+                    "its own positions of job.share(n) (docs/how-to/data-that-is-no-dataset.md), or "
+                    "join(same_inputs=True) where that is meant"
+                )
 
     # -- beside the steps ------------------------------------------------------------------------------------------
 
@@ -130,6 +174,7 @@ class ReplicaCheck:
     def taken(self) -> Held | None:
         """What the vote that has just been sent has the checksum of."""
         said, self._said = self._said, None
+        self._notes = False
         return said
 
     def heard(self, sums: Tally, said: Held | None, world: World) -> str:
@@ -137,6 +182,7 @@ class ReplicaCheck:
         self._wanted = self._wanted or sums.look
         if self._begins:
             self._begins = False
+            self._check_inputs(world)
             return self.compare(world)
         if said is None or (sums.alike and self._alike):
             return ""
@@ -247,6 +293,11 @@ def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor | None:
         tensor = torch.view_as_real(tensor)
     wide = tensor.element_size() == 8
     return tensor.view(SUMMED[tensor.element_size()]).sum(dtype=torch.int64 if wide else torch.int32)
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().flatten()
+    return torch.cat([flat[:SAMPLED], flat[-SAMPLED:]]).cpu()
 
 
 def _held(step: int, values: dict[str, Any], sums: dict[str, torch.Tensor], cuts: list[Any]) -> Held:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from supervisor_harness import Drive
-from worker_harness import Start
+from worker_harness import Control, Start, Zygote
 
 import slurm_elastic.trainer_shim as elastic
+from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.trainer_shim.control.worker_client import EXIT_LOST
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Exit, Print
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode
@@ -148,6 +150,96 @@ def test_ranks_that_come_apart_end_their_world(start: Start, ranks: str, options
     assert f"rank {len(ranks) - 1} holds another value of body.0.weight than rank {other} after step" in sentence
     assert "after step 15" in sentence or "after step 16" in sentence
     assert not list((control.directory / "job" / "checkpoints").glob("step-*"))
+
+
+STREAM = """
+import sys
+import torch
+import slurm_elastic.trainer_shim as elastic
+
+def blocks():
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        tokens = torch.randint(0, 50, (4, 17), generator=generator)
+        yield tokens[:, :-1], tokens[:, 1:]
+
+job = elastic.join(batch=8, same_inputs="meant" in sys.argv)
+torch.manual_seed(2)
+net = torch.nn.Sequential(torch.nn.Embedding(50, 16), torch.nn.Linear(16, 50))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+net = job.replicate(net)
+job.keep(optimizer=optimizer)
+stream = blocks()
+while job.next(5):
+    micros = job.share(1 if "company" in sys.argv else 3)
+    for _ in micros:
+        x, y = next(stream)
+        (torch.nn.functional.cross_entropy(net(x).flatten(0, 1), y.flatten()) / len(micros)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("words", "refused"), [((), True), (("meant",), False), (("company",), False)])
+def test_ranks_on_the_same_inputs_are_refused(
+    zygote: Zygote, tmp_path: Path, words: tuple[str, ...], refused: bool
+) -> None:
+    """A stream that both ranks begin alike, of which one takes two blocks and the other one: the first step is the
+    last. Not where that is meant, nor where a rank has no part of the iteration and computes for company."""
+    script = tmp_path / "stream.py"
+    script.write_text(STREAM)
+    control = Control(zygote, tmp_path, list(words), script)
+    try:
+        control.start("a", "b")
+        assert control.exits("a", "b") == [int(refused)] * 2, control.story()
+        said = "ranks 0 and 1 gave the model the same inputs in the first step of this world" in control.story()
+        assert said == refused
+    finally:
+        control.close()
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "refused"),
+    [
+        (torch.arange(12.0), torch.arange(12.0), True),
+        (torch.arange(12.0), torch.arange(12.0) + 1, False),
+        (torch.arange(12.0), torch.arange(12.0).flip(0), False),
+        (torch.zeros(3, 8), torch.zeros(3, 8), False),
+        (torch.tensor([0, 1, 1, 0]), torch.tensor([0, 1, 1, 0]), False),
+    ],
+    ids=["same", "other", "in another order", "constant", "few values"],
+)
+def test_which_inputs_tell(
+    made: list[elastic.Job], monkeypatch: pytest.MonkeyPatch, mine: torch.Tensor, other: torch.Tensor, refused: bool
+) -> None:
+    """Equal inputs, however they are handed over. A constant, or a batch of few values, may be equal on any two ranks;
+    of ranks that hold one replica together one speaks; what is computed without gradients is no training."""
+    job, *_ = trained(made)
+    check = job._session.replica_check
+
+    def said(*inputs: torch.Tensor, part: bool = True) -> list[int]:
+        check.entered(World(generation=1, rank=0, size=2, grouped=True), {kind_of(CPU)})
+        check.has_part = part
+        with torch.no_grad():
+            check.note_inputs((torch.arange(20.0),), {})
+        for tensor in inputs:
+            check.note_inputs(({"x": [tensor, "text"]},), {"scale": 2.0})
+        return check._inputs
+
+    everyone = [said(mine), said(other, torch.arange(30.0))]
+    monkeypatch.setattr(objects, "gather", lambda value: everyone)
+    world = World(generation=1, rank=0, size=2, grouped=True)
+    if refused:
+        with pytest.raises(TrainingError, match="ranks 0 and 1 gave the model the same inputs"):
+            check._check_inputs(world)
+    else:
+        check._check_inputs(world)
+    sent: list[list[int]] = []
+    monkeypatch.setattr(objects, "gather", lambda value: sent.append(value) or [value, []])
+    for place, size, part in ((0, 2, True), (1, 2, True), (0, 1, False)):
+        said(torch.arange(12.0), part=part)
+        check._check_inputs(World(generation=1, rank=place, size=2, grouped=True, unit=size))
+    assert [bool(value) for value in sent] == [True, False, False]
 
 
 def test_no_checkpoint_of_states_that_differ(start: Start) -> None:
