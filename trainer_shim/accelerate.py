@@ -160,8 +160,8 @@ class _Hold:
         taken |= {id(scheduler): Counted(scheduler) for scheduler in schedulers}
         return [taken[id(part)] if id(part) in taken else self._prepare(part) for part in parts]
 
-    def backward(self, loss: torch.Tensor, **_: Any) -> None:
-        voted = self.job._epoch_loop.learn(loss)
+    def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None, **_: Any) -> None:
+        voted = self.job._epoch_loop.learn(loss, weight)
         if voted is not None and not self.job._session.world_switch.settle():
             voted = None  # the world that this step began in is gone: the step comes again
             self.accelerator.sync_gradients = False

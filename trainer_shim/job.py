@@ -310,16 +310,25 @@ class Job(JobProperties):
         check_loader(dataset, options, self._tuning.each)
         return Loader(self, dataset, options, shuffle)
 
-    def step(self, loss: torch.Tensor, clip_norm: float | None = None, clip_value: float | None = None) -> bool:
+    def step(
+        self,
+        loss: torch.Tensor,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        *,
+        weight: float | torch.Tensor | None = None,
+    ) -> bool:
         """Backward, and with the last micro batch of a step: clip, optimizer step, zero_grad, schedule.
 
-        loss: the mean over the batch that the loader just gave (a scalar). clip_norm, clip_value: as
+        loss: the mean over the batch that the loader just gave (a scalar). weight: what it is the mean over, where
+        that is not the samples: labelled tokens, pixels, pairs; the step's loss is then the mean over all of them, of
+        all ranks and micro batches. clip_norm, clip_value: as
         clip_grad_norm_, clip_grad_value_; of both, the value first.
         Returns whether an optimizer step was taken: a step that failed with a new world is done again by the old one.
         A resize, when there is one, comes with the loader's next batch.
         """
         session = self._session
-        voted = self._epoch_loop.learn(loss)
+        voted = self._epoch_loop.learn(loss, weight)
         if voted is None or not session.world_switch.settle():
             return False
         session.last_state.step_begins()
@@ -348,6 +357,15 @@ class Job(JobProperties):
         at once. A loss is the mean over this rank's own part.
         """
         return self._own_loop.share(total, slice)
+
+    def weigh(self, weight: float | torch.Tensor) -> None:
+        """What this rank's loss is the mean over, where that is not the samples: labelled tokens, pixels, pairs; the
+        iteration's loss is then the mean over all of them, of all ranks.
+
+        In a loop of the script's own, after job.share(total) or in the loop over job.loader(), and before the model is
+        called. weight: of the whole of this rank's part. Every rank calls it.
+        """
+        self._own_loop.weigh(float(weight))
 
     # -- once, and the end ---------------------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from ..data.loader import Feed
 from ..data.sampling import Micro
 from ..job import Job
 from ..loops.epochs import VotedStep
-from ..numerics import batch as batches
 from ..parallel.strategy import is_part
 from ..state.progress import TrainingProgress
 
@@ -76,7 +75,7 @@ class FrameworkLoop:
 
     def scale(self, micro: Micro) -> float:
         """The factor for the mean loss of a micro batch."""
-        return batches.loss_scale(micro.weight, self._session.world().replicas, micro.total)
+        return self.job._epoch_loop.scale(micro)
 
     def backward(self, micro: Micro, loss: torch.Tensor) -> None:
         """Backward on a loss that carries its weight (and an AMP scaler's)."""

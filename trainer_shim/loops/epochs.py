@@ -5,6 +5,8 @@ The half of a job's loop that a script does not see; the adapters of frameworks 
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +26,8 @@ from .once import share
 
 MAX_FEEDS = 4
 """Datasets whose loader workers are kept."""
+LEAST_WEIGHT = 1e-30
+"""What a step without any weight is divided by: its gradients are 0."""
 VotedStep = tuple[Micro, ComingWorld | None, TallyReader]
 """A step whose gradients are complete, and the vote that went with it."""
 
@@ -36,6 +40,8 @@ class EpochLoop:
         self._own_loop = own_loop
         self._feeds: dict[tuple[int, str], Feed] = {}
         self._own: list[int] = []
+        self._weight: float | None = None
+        """Of the step under way so far, where the script gives weights."""
         self.number = 0
         """Passes begun in this epoch."""
         self.open = False
@@ -154,8 +160,9 @@ class EpochLoop:
         seed_all(mix(session.tuning.seed, session.state.progress.step, *who, 1))
         return value
 
-    def learn(self, loss: torch.Tensor) -> VotedStep | None:
-        """Backward on the mean loss of what was handed out, with its weight in the global batch.
+    def learn(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None) -> VotedStep | None:
+        """Backward on the mean loss of what was handed out, with its weight in the global batch: its samples, or what
+        the script gives.
 
         Not None with a step's last micro batch: then the optimizers may step.
         """
@@ -167,19 +174,47 @@ class EpochLoop:
             )
         if not isinstance(loss, torch.Tensor) or loss.dim() != 0 or not loss.requires_grad:
             raise TrainingError("job.step(loss) needs a scalar tensor that the model's parameters lead to: a mean loss")
-        scale = batches.loss_scale(micro.weight, session.model().averaged_over, micro.total)
+        weight = self._weighed(micro, loss, weight)
+        scale = self.scale(micro, weight)
         if scale != 1:  # with equal shares it is 1, and a product in every step's graph for nothing
             loss = loss * scale
-        return self.backward(micro, session.optimizers().scale(loss))
+        return self.backward(micro, session.optimizers().scale(loss), weight)
 
-    def backward(self, micro: Micro, loss: torch.Tensor) -> VotedStep | None:
-        """Backward on a loss that carries its weight; with a step's last micro batch, its vote."""
+    def scale(self, micro: Micro, weight: float | None = None) -> float:
+        """The factor for the mean loss of a micro batch."""
+        own = micro.weight if weight is None else weight / self._session.state.progress.per_sample
+        return batches.loss_scale(own, self._session.model().averaged_over, micro.total)
+
+    def _weighed(self, micro: Micro, loss: torch.Tensor, given: float | torch.Tensor | None) -> float | None:
+        """The weight of a micro batch's loss, as the script has given it."""
+        if given is None:
+            return None
+        weight = float(given)
+        if not 0 <= weight < math.inf:
+            raise TrainingError(f"job.step(weight={weight}) is not accepted; accepted: a number, from 0")
+        if weight == 0 and not bool(torch.isfinite(loss)):
+            raise TrainingError(
+                f"job.step(loss, weight=0) was given a loss of {loss.item()}, for the mean over nothing is no number; "
+                "accepted: the sum, divided by max(weight, 1)"
+            )
+        return weight if micro.weight else 0.0
+
+    def backward(self, micro: Micro, loss: torch.Tensor, weight: float | None = None) -> VotedStep | None:
+        """Backward on a loss that carries its weight; with a step's last micro batch, its vote. weight: what the script
+        gave; then all ranks do so in each micro batch, and the gradients are divided by the sum of all at the end."""
         session, parallel = self._session, self._session.model()
+        if micro.index == 0:
+            self._weight = None
+        if (weight is None) != (self._weight is None) and micro.index:
+            raise TrainingError("job.step(weight=...) was given for some micro batches of a step; give it for each")
+        self._weight = None if weight is None else (self._weight or 0.0) + weight
         self.micro = None
         self._own += micro.own
         coming, vote = None, None
         if micro.last:
             coming, vote = session.vote()
+            if self._weight is not None:
+                vote = dataclasses.replace(vote, weight=self._weight)
             session.record(micro.total, self._own)
             self._own = []
         try:
@@ -196,4 +231,8 @@ class EpochLoop:
             return None
         if micro.measured:
             session.measure(micro)
+        if self._weight is not None:
+            said = parallel.weight_of(reader) / session.world().unit
+            total = said.clamp(min=LEAST_WEIGHT) if isinstance(said, torch.Tensor) else max(said, LEAST_WEIGHT)
+            parallel.scale_gradients(micro.total * session.state.progress.per_sample / total)
         return micro, coming, reader

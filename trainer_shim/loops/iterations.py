@@ -12,6 +12,7 @@ iteration, the workers start again from the last state saved.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -304,6 +305,21 @@ class OwnLoop:
         self._given += total
         self.seed(share.number, share.positions.start, OF_SHARE)
         return share
+
+    def weigh(self, weight: float) -> None:
+        """What job.weigh() does."""
+        session, strategy = self._session, self._strategy
+        if not self._open or not strategy.shared:
+            raise TrainingError(
+                "job.weigh() was called before job.share(total), or a batch of job.loader(), of a loop of the script's "
+                "own; accepted: there, and job.step(loss, weight=...) with job.wrap()"
+            )
+        if not 0 <= weight < math.inf:
+            raise TrainingError(f"job.weigh({weight}) is not accepted; accepted: a number, from 0")
+        own = weight if strategy.weight else 0.0  # else it is computed for company
+        with session.membership.ending_when_broken():
+            total = worlds.total(session.world(), own)
+        strategy.weight = own / total if total else 0.0
 
     def seed(self, number: int, position: int, purpose: int) -> None:
         """Have what is drawn next depend on the iteration, on which share of it this is, and on the position."""

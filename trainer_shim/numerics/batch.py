@@ -48,7 +48,7 @@ def micros_of(positions: range, micro_batch: int, least: int = 0, each: int = 1)
     return [range(positions.start + part.start, positions.start + part.stop) for part in parts]
 
 
-def loss_scale(micro: int, ranks: int, total: int) -> float:
+def loss_scale(micro: float, ranks: int, total: int) -> float:
     """Factor for the mean loss of a micro batch, so that the mean over ranks of the summed gradients is the gradient
     of the mean over all `total` samples, whatever the shares: m W / N.
     """

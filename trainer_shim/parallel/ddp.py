@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..data.sampling import Micro
-from ..world.agreement import NO_VOTE, VOTE_SIZE, Tally, TallyReader, Vote, attempt
+from ..world.agreement import NO_VOTE, VOTE_SIZE, WEIGHT, Tally, TallyReader, Vote, attempt
 from ..world.process_group import World
 from .compiled import Calls, total
 from .exposed_communication import ExposedCommunication
@@ -111,6 +111,7 @@ class Replicated(Strategy):
         self._bypass = 0
         self._calls = Calls(module)
         self._norms = GradientNorms()
+        self._weight: torch.Tensor | None = None
         self._exposed = ExposedCommunication()
         first = next((p for p in module.parameters() if p.is_floating_point()), None)
         # In the parameters' own type it shares their first bucket; half precision would not hold the sums exactly.
@@ -234,6 +235,10 @@ class Replicated(Strategy):
     def squares(self) -> Squares | None:
         return self._norms.squares()
 
+    def weight_of(self, reader: TallyReader) -> float | torch.Tensor:
+        on_gpu, self._weight = self._weight, None  # it is not waited for
+        return super().weight_of(reader) if on_gpu is None else on_gpu
+
     def _reader(self, hidden: nn.Parameter) -> TallyReader:
         mean, ranks = hidden.grad, self._ranks
         if mean is None:
@@ -242,6 +247,7 @@ class Replicated(Strategy):
         if not mean.is_cuda:
             sums = Tally.of_mean(ranks, mean.tolist())
             return lambda: sums
+        self._weight = mean[WEIGHT] * ranks
         copy = torch.empty(VOTE_SIZE, dtype=mean.dtype, pin_memory=True)
         copy.copy_(mean, non_blocking=True)
         done = torch.cuda.Event()

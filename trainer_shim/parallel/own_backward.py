@@ -24,7 +24,7 @@ from ..world.agreement import TallyReader, Vote, attempt
 from ..world.process_group import World
 from .compiled import Calls, total
 from .ddp import UNSYNCED, check_options
-from .strategy import Called, Strategy, Wrapped
+from .strategy import Called, Strategy, Wrapped, unseen
 
 
 class OwnModel(Called, Protocol):
@@ -203,7 +203,7 @@ class OwnBackward(Strategy):
         """Whether a model was called with gradients since then."""
         self.bypass = 0
 
-    def add(self, model: OwnModel, seen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Any:
+    def add(self, model: OwnModel, seen: Callable[[tuple[Any, ...], dict[str, Any]], None] = unseen) -> Any:
         """One more; what the script calls instead of it. seen: gets what each call is given."""
         self.models.append(model)
         self.sharded = model.sharded

@@ -83,6 +83,16 @@ class Strategy(ABC):
     @abstractmethod
     def _backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None: ...
 
+    def weight_of(self, reader: TallyReader) -> float | torch.Tensor:
+        """The sum of the weights that the ranks have said with the step whose tally this reads."""
+        return reader().weight
+
+    def scale_gradients(self, factor: float | torch.Tensor) -> None:
+        """Multiply all gradients."""
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                getattr(parameter.grad, "_local_tensor", parameter.grad).mul_(factor)
+
     def full_state(self, keep: bool) -> dict[str, Any]:
         """The model's state_dict with whole tensors, in host memory; nothing where it is not kept.
 
@@ -130,11 +140,15 @@ class Called(Protocol):
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
+def unseen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """What a model is called with, where nobody looks at it."""
+
+
 class Wrapped:
     """What `job.wrap` and `job.replicate` return: called like the model, and in everything else the model itself, whose
     class isinstance() finds; type() does not."""
 
-    def __init__(self, parallel: Called, seen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> None:
+    def __init__(self, parallel: Called, seen: Callable[[tuple[Any, ...], dict[str, Any]], None] = unseen) -> None:
         """seen: gets what each call is given."""
         object.__setattr__(self, "_parallel", parallel)
         object.__setattr__(self, "_seen", seen)

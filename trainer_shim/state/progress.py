@@ -34,6 +34,9 @@ class TrainingProgress:
     """Averages that the noise scale is computed from."""
     noise_at_change: float = 0.0
     """The noise scale when the batch last changed: the rate that was chosen then is kept."""
+    per_sample: float = 1.0
+    """About how much weight a sample has, a power of two, where the script weighs its losses: gradients are of the
+    usual size while they are added up."""
     frozen: tuple[str, ...] | None = None
     """Parameters that the pass under way, or the last one, does not train; None: no pass has begun."""
     once: dict[int, Any] = dataclasses.field(default_factory=dict)

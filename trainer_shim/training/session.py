@@ -6,6 +6,7 @@ job.py's, changing worlds is switch.py's.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections import deque
@@ -223,6 +224,9 @@ class Session:
         sums = reader()
         if sums.square:
             self._take_squares(sums)
+        if sums.weight:
+            each = sums.weight / self.world().unit / self.batch
+            self.state.progress.per_sample = 2.0 ** round(math.log2(each))
         if self.world().size > 1:
             self.check_replicas(lambda world: self.replica_check.heard(sums, said, world))
         if sums.stop or sums.save:

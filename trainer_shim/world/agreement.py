@@ -20,7 +20,9 @@ from .process_group import World
 BITS = 5
 """Generations are distinguished modulo 2^BITS; two that are held at one time are never that far from each other."""
 WORD_BITS = 24
-VOTE_SIZE = BITS + 4 + WORD_BITS
+WEIGHT = BITS + 4
+"""Where the weight stands among what is encoded."""
+VOTE_SIZE = BITS + 5 + WORD_BITS
 NO_VOTE = [0.0] * VOTE_SIZE
 LARGEST_SAID = (1 << 19) - 1
 """Its squares, over as many ranks, are whole numbers of a float64."""
@@ -61,18 +63,21 @@ class Vote:
     """It wants the ranks to compare their states."""
     word: int | None = None
     """A checksum, of WORD_BITS, of what all ranks are to hold alike."""
+    weight: float = 0.0
+    """Of its losses in the step, where the script gives them."""
 
     @property
     def has_content(self) -> bool:
         """Whether it differs from an empty vote."""
-        return bool(self.holds or self.save or self.stop or self.square or self.look or self.word is not None)
+        said = self.holds or self.save or self.stop or self.square or self.look or self.weight
+        return bool(said) or self.word is not None
 
     def encoded(self) -> list[float]:
         if not self.has_content:
             return NO_VOTE
         signs = _signs(self.holds, BITS) if self.holds else [0.0] * BITS
         word = _signs(self.word, WORD_BITS) if self.word is not None else [0.0] * WORD_BITS
-        return [*signs, float(self.save), float(self.stop), self.square, float(self.look), *word]
+        return [*signs, float(self.save), float(self.stop), self.square, float(self.look), self.weight, *word]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,11 +96,15 @@ class Tally:
     """Someone wants the states compared."""
     alike: bool = False
     """Every rank has said the same word."""
+    weight: float = 0.0
+    """The sum over the ranks."""
 
     @classmethod
     def of_one(cls, vote: Vote) -> Tally:
         """Of the only rank."""
-        return cls(vote.holds > 0, vote.save, vote.stop, vote.square) if vote.has_content else EMPTY_TALLY
+        if not vote.has_content:
+            return EMPTY_TALLY
+        return cls(vote.holds > 0, vote.save, vote.stop, vote.square, weight=vote.weight)
 
     @classmethod
     def of_mean(cls, ranks: int, mean: list[float]) -> Tally:
@@ -104,9 +113,9 @@ class Tally:
             return EMPTY_TALLY
         sums = [value * ranks for value in mean]
         agreed = all(abs(total) > ranks - 0.5 for total in sums[:BITS])
-        save, stop, square, look = sums[BITS : BITS + 4]
-        alike = all(abs(total) > ranks - 0.5 for total in sums[BITS + 4 :])
-        return cls(agreed, save > 0.5, stop > 0.5, square, look > 0.5, alike)
+        save, stop, square, look, weight = sums[BITS : BITS + 5]
+        alike = all(abs(total) > ranks - 0.5 for total in sums[BITS + 5 :])
+        return cls(agreed, save > 0.5, stop > 0.5, square, look > 0.5, alike, weight)
 
 
 EMPTY_VOTE = Vote()

@@ -317,6 +317,14 @@ def gather(world: World, *own: int) -> list[list[int]]:
     return [entry.tolist() for entry in out]
 
 
+def total(world: World, own: float) -> float:
+    """The sum over the ranks."""
+    found = torch.tensor([own], dtype=torch.float64)
+    if world.grouped and world.size > 1:
+        dist.all_reduce(found)
+    return float(found)
+
+
 def share(world: World, value: Any) -> Any:
     """Rank 0's value, on every rank."""
     return objects.share(value) if world.grouped and world.size > 1 else value
