@@ -38,7 +38,7 @@ from ..reports.hosts import Cleared
 from . import openapi
 from . import requests as guard
 from .auth import Authenticator
-from .callers import Call, Callers, NotUnderstood
+from .callers import NOBODY, Call, Callers, NotUnderstood
 from .cpu_shares import CpuShares
 from .metrics import Metrics, Rounds
 from .report_intake import Intake
@@ -111,6 +111,8 @@ class Api:
         async def serve(request: Request) -> Response:
             try:
                 call = await self.callers.admit(route, request)
+                if call.viewer.uid != NOBODY.uid and (prove := getattr(request.state, "prove", None)):
+                    prove()
                 found = await handler(call)
                 response = found if isinstance(found, Response) else guard.reply(found, route.status)
                 guard.prove(request, call.viewer.key, response)

@@ -115,10 +115,14 @@ class ReportsProtocol(HttpToolsProtocol):
             self.cycle = pending
             if self._intake.take(self._job, b"".join(self._parts), partial(self._answer, pending)):
                 self._job, self._parts = None, []
+                self._prove()
                 return
             self.cycle = before
             self._hand_over()
         super().on_message_complete()
+
+    def _prove(self) -> None:
+        """Its reports came with their job's token."""
 
     def _hand_over(self) -> None:
         """Let uvicorn have the request as far as it has come."""
@@ -165,7 +169,7 @@ class BoundedProtocol(ReportsProtocol):
         """A new connection, which has MESSAGE_S for its first request."""
         super().connection_made(transport)
         peer = self.client[0] if self.client else ""
-        if not self._limits.admit(peer):
+        if not self._limits.admit(peer, self._end):
             transport.abort()
             return
         self._peer = peer
@@ -186,6 +190,7 @@ class BoundedProtocol(ReportsProtocol):
         """The first byte of a request."""
         self._begun = self._in_head = True
         super().on_message_begin()
+        self.scope["state"]["prove"] = self._prove
 
     def on_headers_complete(self) -> None:
         """The end of a request's head."""
@@ -201,10 +206,22 @@ class BoundedProtocol(ReportsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The end of a connection."""
         self._cancel_deadline()
-        if self._peer is not None:
-            self._limits.release(self._peer)
-            self._peer = None
+        self._count_no_more()
         super().connection_lost(exc)
+
+    def _end(self) -> None:
+        """Another connection needs its place."""
+        self._count_no_more()
+        self.transport.abort()
+
+    def _prove(self) -> None:
+        if self._peer is not None:
+            self._limits.prove(self._peer, self._end)
+
+    def _count_no_more(self) -> None:
+        if self._peer is not None:
+            self._limits.release(self._peer, self._end)
+            self._peer = None
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import socket
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,13 +32,78 @@ def test_limits_leave_descriptors_for_rounds() -> None:
 
 
 def test_what_ends_makes_room() -> None:
-    """For the same peer, and for all."""
+    """For the same peer, and for all; what has proved who it is stays."""
     limits = ConnectionLimits(256)
-    assert [limits.admit("a") for _ in range(limits.of_peer + 1)] == [True] * limits.of_peer + [False]
-    assert [limits.admit("b") for _ in range(limits.of_peer + 1)] == [True] * limits.of_peer + [False]
-    assert limits.in_all == 2 * limits.of_peer and not limits.admit("c")
-    limits.release("a")
-    assert limits.admit("c") and not limits.admit("a")
+
+    def admit(peer: str) -> list[bool]:
+        """As many as one peer may have, and one more."""
+        found = []
+        for _ in range(limits.of_peer + 1):
+            end = lambda: None  # noqa: E731
+            found.append(limits.admit(peer, end))
+            limits.prove(peer, end)
+        return found
+
+    for peer in ("a", "b"):
+        assert admit(peer) == [True] * limits.of_peer + [False]
+    end = lambda: None  # noqa: E731
+    assert limits.in_all == 2 * limits.of_peer and not limits.admit("c", end)
+    limits.release("a", end)
+    assert limits.admit("c", end) and not limits.admit("a", end)
+
+
+def test_the_oldest_that_has_proved_nothing_makes_room_for_another() -> None:
+    """Of the same peer, and of no other; one that has proved who it is never."""
+    limits, ended = ConnectionLimits(1 << 12), list[int]()
+    limits.of_peer = 4
+
+    def connect(number: int, peer: str = "a") -> Callable[[], None]:
+        def end() -> None:
+            ended.append(number)
+            limits.release(peer, end)
+
+        assert limits.admit(peer, end)
+        return end
+
+    connect(9, "b")
+    ends = [connect(number) for number in range(4)]
+    limits.prove("a", ends[0])
+    for number in (4, 5, 6):
+        connect(number)
+    assert ended == [1, 2, 3]
+    ends[0]()
+    connect(7)
+    assert ended == [1, 2, 3, 0]
+
+
+def test_a_user_is_answered_beside_a_flood_of_silent_connections(tmp_path: Path, made: list[ConnectionLimits]) -> None:
+    """They come from one address, all that it may have and more while the user asks; a connection on which a user was
+    answered is not ended for them."""
+    settings = Settings(state_dir=str(tmp_path))
+    with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store, contextlib.ExitStack() as held:
+        store.upsert_jobs([job(7, ADA, "ada")])
+        app = create_app(store, FakeController(), settings, Named(settings))  # type: ignore[arg-type]
+        _, port = held.enter_context(served(app, settings))
+
+        def connect() -> socket.socket:
+            return held.enter_context(socket.create_connection(("127.0.0.1", port), 60))
+
+        for _ in range(OF_PEER):
+            connect()
+        wait_until(lambda: made[0]._count == OF_PEER, 60)
+        caller = http.client.HTTPConnection("selasticd")
+        caller.sock = connect()
+
+        def ask() -> int:
+            caller.request("GET", "/v1/jobs", headers={"authorization": f"Test {ADA}"})
+            answer = caller.getresponse()
+            answer.read()
+            return answer.status
+
+        assert ask() == 200
+        for _ in range(2 * OF_PEER):
+            connect()
+        assert ask() == 200 and made[0]._count == OF_PEER
 
 
 @pytest.fixture
@@ -109,7 +175,7 @@ def test_a_handshake_that_does_not_end_is_ended(
 
 
 def test_a_connection_counts_once_before_and_after_its_handshake(tmp_path: Path, made: list[ConnectionLimits]) -> None:
-    """As many as one peer may have are answered over TLS, one more is refused, and none counts when it has ended."""
+    """As many as one peer may have are answered over TLS, for one more the oldest ends; none counts that has ended."""
     cert, key = self_signed(tmp_path)
     settings = Settings(state_dir=str(tmp_path), tls_cert=cert, tls_key=key)
     with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store, contextlib.ExitStack() as held:
@@ -122,8 +188,8 @@ def test_a_connection_counts_once_before_and_after_its_handshake(tmp_path: Path,
 
         kept = [connect() for _ in range(OF_PEER)]
         assert [health(peer) for peer in kept] == [200] * OF_PEER and made[0]._count == OF_PEER
-        with pytest.raises(OSError, match=r"EOF|reset"):
-            connect()
+        assert health(connect()) == 200 and made[0]._count == OF_PEER
+        assert health(kept[0]) == 0 and health(kept[1]) == 200
         for peer in kept:
             peer.close()
         wait_until(lambda: not made[0]._count, 60)
@@ -149,6 +215,8 @@ def health(peer: socket.socket) -> int:
     caller.sock = peer
     try:
         caller.request("GET", "/v1/health")
-        return caller.getresponse().status
+        answer = caller.getresponse()
+        answer.read()
+        return answer.status
     except (OSError, http.client.HTTPException):
         return 0
