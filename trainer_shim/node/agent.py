@@ -31,7 +31,7 @@ from slurm_elastic.protocol.version import build
 from ..control import cuda_backend, handshake, job_key
 from ..control.connection import Connection
 from ..control.event_loop import Loop
-from . import stacks, worker_process
+from . import program, stacks, worker_process
 from .log_keeper import LogKeeper
 from .reach import SUPERVISOR, Listener, Reach
 
@@ -104,6 +104,8 @@ class Agent:
             self._loop.on_signal(number, functools.partial(self._notice, number))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._logs.take_own_output()  # whoever started it may be killed any time, and nobody reads it then
+        preimport()
+        program.keep_in(Path(self._env["SELASTIC_JOB_DIR"], program.FOLDER))
         preimport(tuple(filter(None, self._env.get("SELASTIC_PRELOAD", "").split(","))))
         self._loop.run()
         self._logs.close(self._loop)

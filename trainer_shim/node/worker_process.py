@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from ..control import copies
-from . import stacks
+from . import program, stacks
 from .hints import hint
 
 PR_SET_PDEATHSIG = 1
@@ -107,7 +107,7 @@ def _run_script(arguments: list[str]) -> None:
     main = ModuleType("__main__")
     main.__dict__.update({"__file__": script, "__builtins__": builtins, "__cached__": None})
     sys.modules["__main__"] = main
-    exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), main.__dict__)
+    exec(compile(program.source(script)[0], script, "exec", dont_inherit=True), main.__dict__)
 
 
 def _exit_code(stop: SystemExit) -> int:

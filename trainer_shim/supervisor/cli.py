@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import functools
 import os
+import secrets
 import shlex
 import signal
 import socket
@@ -39,6 +40,8 @@ SIGTERM and Ctrl-C: a checkpoint is written, then the run ends. SIGUSR1 and SIGU
 `exec selastic run ...` as the script's last line, or --signal=USR1@120): a checkpoint is written and the training goes
 on until Slurm ends it. The same command with the same job directory goes on from the newest checkpoint."""
 
+RUN = "SELASTIC_RUN"
+"""Without Slurm: which run this is, for the supervisors that follow one that was killed."""
 COPIES = "accepted: selastic run alone, which starts a worker per GPU on all nodes itself"
 
 
@@ -120,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(why)
     if args.dry_run:
         return _run(args)
+    os.environ.setdefault(RUN, secrets.token_hex(8))
     again = [sys.executable, *sys.orig_argv[1:]]
     if "SLURM_JOB_ID" not in os.environ and not args.job_dir:  # else it would be another one each time
         args.job_dir = str(job_dir.choose(os.environ, _command(args), None))
@@ -242,6 +246,9 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
     options = replace(options, env={**options.env, "SELASTIC_MARK": job_dir.mark(options.job_dir)})
     if options.audit:
         Path(options.audit).mkdir(parents=True, exist_ok=True)
+    newest = job_dir.newest_step(options.job_dir)
+    run = f"{options.cluster} {jobs[0].job_id}" if jobs else os.environ.get(RUN, "")
+    job_dir.begin_program(options.job_dir, run, fresh=newest is None)
     earlier = job_dir.read(options.job_dir)
     if earlier is None:  # from now on the directory is this job's
         with contextlib.suppress(OSError):  # a full disk is told when there is a generation to record
@@ -250,7 +257,7 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
         pieces,
         batch=args.batch,
         generation=earlier.generation if earlier else 0,
-        saved_step=job_dir.newest_step(options.job_dir),
+        saved_step=newest,
         limits=RunLimits(
             checkpoint_s=float(args.checkpoint_every or CHECKPOINT_S),
             checkpoint_given=bool(args.checkpoint_every),

@@ -35,6 +35,7 @@ from .daemon_client import Connect
 from .launchers import Options, StartLauncher
 from .lease import RENEW_S, Lease
 from .state_machine import actions, events
+from .state_machine.job_end import UNSAVED_CODE
 from .state_machine.machine import Machine
 
 STDOUT, STDERR = 1, 2
@@ -281,7 +282,7 @@ class Supervisor:
     def _exit(self, action: actions.Exit) -> None:
         self._code = action.code
         context = self._machine.context
-        if action.code not in (0, EXIT_LOST) and context.saved_step is not None:
+        if action.code not in (0, UNSAVED_CODE, EXIT_LOST) and context.saved_step is not None:
             place = shlex.quote(str(self._options.job_dir))
             self._print(f"in a new job, the same command with --job-dir {place} goes on from {context.origin()}")
         self._launcher.close(self._wait_for_steps)

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,10 +21,13 @@ from pathlib import Path
 from slurm_elastic.protocol import own_files
 from slurm_elastic.protocol.errors import ConfigError
 
+from ..node import program
+
 PRIVATE = "logs", "checkpoints", "compiled"
 """Folders of the job directory that nobody else can enter: torch loads code from the last one."""
 RECORD = "run.json"
 MARK = ".mark-"
+RUN = ".run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,17 @@ def create(place: Path) -> None:
             f"the job directory {place} cannot be made ({error.strerror}); "
             "accepted: --job-dir on a file system that all nodes share and you can write to"
         ) from None
+
+
+def begin_program(place: Path, run: str, fresh: bool) -> None:
+    """Make the folder of what is kept of the program (node/program.py). What it holds of another run is dropped: who
+    goes on in a new job may have edited it. So it is where the training begins anew."""
+    folder = place / program.FOLDER
+    with contextlib.suppress(OSError):
+        if fresh or not (folder / RUN).exists() or (folder / RUN).read_text() != run:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(mode=0o700)
+            (folder / RUN).write_text(run)
 
 
 def mark(place: Path) -> str:

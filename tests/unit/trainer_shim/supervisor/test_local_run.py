@@ -354,3 +354,25 @@ def test_record_survives(start: Callable[..., Run]) -> None:
     run = start("--nproc", "1", "--no-daemon", "train.py", "50", "1", "0")
     assert run.wait() == 0, run.text()
     assert json.loads((run.job_dir / "run.json").read_text())["generation"] == 1
+
+
+def test_an_edit_while_it_runs_makes_no_second_program(start: Callable[..., Run], tmp_path: Path) -> None:
+    """Of the script or of a module beside it, into one that does not even compile: workers that start again run what
+    the job began with, and say so. A new run takes the files as they are."""
+    (tmp_path / "beside.py").write_text("NAME = 'the first'\n")
+    (tmp_path / "train.py").write_text("import beside\n" + TRAIN + "job.log('this is', beside.NAME)\n")
+    words = ("--nproc", "2", "--no-daemon", "--checkpoint-every", "1", "--audit", str(tmp_path / "audit"))
+    run = start(*words, "train.py", "2000", "1", "0.02")
+    wait_until(lambda: list(run.job_dir.glob("checkpoints/step-*/checkpoint.json")), 60, run.text)
+    (tmp_path / "train.py").write_text("import beside\n" + TRAIN.replace("lr=0.1", "lr=0.2") + "raise\n")
+    (tmp_path / "beside.py").write_text("NAME = 'unfinish")
+    os.kill(run.worker_pids()[1], signal.SIGKILL)
+    run.says("generation 2: 2 workers")
+    (tmp_path / "go").touch()
+    assert run.wait() == 0, run.text()
+    assert "this is the first" in run.text() and "train.py was edited since this job began" in run.text()
+    assert audit.check(tmp_path / "audit", 2000, 1).ok
+    (tmp_path / "beside.py").write_text("NAME = 'the second'\n")
+    (tmp_path / "train.py").write_text("import beside\nprint('this is', beside.NAME)\n")
+    again = start(*words, "train.py", "2000", "1", "0.02")
+    assert again.wait() == 0 and "this is the second" in again.text(), again.text()
