@@ -188,9 +188,10 @@ def test_a_connection_counts_once_before_and_after_its_handshake(tmp_path: Path,
 
         kept = [connect() for _ in range(OF_PEER)]
         assert [health(peer) for peer in kept] == [200] * OF_PEER and made[0]._count == OF_PEER
-        assert health(connect()) == 200 and made[0]._count == OF_PEER
+        more = connect()
+        assert health(more) == 200 and made[0]._count == OF_PEER
         assert health(kept[0]) == 0 and health(kept[1]) == 200
-        for peer in kept:
+        for peer in (*kept, more):
             peer.close()
         wait_until(lambda: not made[0]._count, 60)
 
