@@ -58,6 +58,8 @@ class Change:
     micro_batch: str = ""
     behind: list[cst.CSTNode] = field(default_factory=list)
     """What has to have run before join()."""
+    made: list[cst.CSTNode] = field(default_factory=list)
+    """The DataLoaders that are trained on."""
     models: dict[str, str] = field(default_factory=dict)
     """How each model is given to the job, by its name."""
     keep: dict[str, str] = field(default_factory=dict)

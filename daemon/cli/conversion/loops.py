@@ -110,7 +110,7 @@ def _pass(change: Change, entry: Inner) -> None:
         _count_on(change, entry, counter, code(found))
     passes = {node for e in change.inner if isinstance(e.node, cst.For) for node in walk(e.node.iter)}
     passes |= {node for e in change.inner for _, call in e.calls for node in walk(call)}
-    for node in names(change.loop.body, name):
+    for node in [entry for entry in names(change.scope, name) if not change.early(entry)]:
         parent = change.source.parents[node]
         read = isinstance(parent, cst.Attribute) and parent.attr.value in ("dataset", "sampler")
         if node not in passes and not read and change.source.called(change.source.parents[parent]) != "len":
@@ -163,6 +163,7 @@ def _made(change: Change, name: str) -> list[tuple[Source, cst.Call]]:
 def _options(change: Change, source: Source, call: cst.Call, name: str) -> None:
     """What the DataLoader was given: which samples, how many, in which order."""
     change.claimed.add(call)
+    change.made.append(call)
     given = {PLACES[int(key)] if key in "01234" else key: value for key, value in arguments(call).items()}
     for key, value in given.items():
         if key == "batch_sampler" or (key == "sampler" and not _plain(change, source, value)):
@@ -179,7 +180,8 @@ def _options(change: Change, source: Source, call: cst.Call, name: str) -> None:
         change.leave(call, f"{kind.name.value} is a stream: docs/how-to/data-that-is-no-dataset.md", source)
     batch = given.get("batch_size")
     change.batch = code(batch) if batch is not None and source is change.source else f"{name}.batch_size"
-    change.behind += [node for _, node in change.given(name)] if change.batch.startswith(f"{name}.") else []
+    if change.batch.startswith(f"{name}."):
+        change.behind += [node for _, node in change.given(name)]
     if batch is None and "**" not in given:
         change.leave(call, f"join(batch={name}.batch_size): say the global batch", source)
     elif batch is not None and (divided := divide(change, batch)) is not None and source is change.source:

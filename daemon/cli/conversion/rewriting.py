@@ -15,7 +15,7 @@ from slurm_elastic.protocol.errors import ElasticError
 
 from .change import Change, begin
 from .loops import epochs, iterations
-from .source import Block, Program, arguments, code, names
+from .source import Block, Program, arguments, code, names, walk
 from .state import kept, models, steps
 from .world import SEEDS, ranks, remarks
 
@@ -64,8 +64,10 @@ def _place(change: Change) -> cst.BaseStatement:
         *change.behind,
         *(call for call in source.calls(change.scope, r"^exec$|parse_args$") if change.early(call)),
     ]
-    for name in names(cst.parse_expression(f"{change.batch}, {change.micro_batch or 1}")):
-        needed += [node for _, node in change.given(name.value)]
+    last = min((source.line(call) for call in change.made if source.inside(call, source.module)), default=1 << 30)
+    for part in walk(cst.parse_expression(f"{change.batch}, {change.micro_batch or 1}")):
+        named = isinstance(part, (cst.Name, cst.Attribute)) and not change.behind
+        needed += [node for _, node in change.given(code(part)) if source.line(node) < last] if named else []
     for block in reversed(blocks):
         body, own = list(block.body), next(n for n, entry in enumerate(block.body) if source.inside(loop, entry))
         inside = [n for n, entry in enumerate(body) if any(source.inside(node, entry) for node in needed)]

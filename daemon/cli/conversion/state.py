@@ -12,12 +12,12 @@ from itertools import pairwise
 import libcst as cst
 
 from .change import Change, counted_by, is_count
-from .source import Place, Source, arguments, code, handed, names, parameters, walk
+from .source import Loop, Place, Source, arguments, bindings, code, handed, names, parameters, walk
 
 Nodes = list[tuple[Source, cst.CSTNode]]
 OPTIMIZER = r"(^|\.)optim\.(?!lr_scheduler|swa_utils)(\w+\.)*[A-Z]\w*$|(configure_optimizers|create_optimizer\w*)$"
 OPTIMIZER += r"|^(Adam|AdamW|SGD|RMSprop|Adagrad|RAdam|NAdam|Muon)$"
-SCHEDULER = r"(^|\.)lr_scheduler\.|LR$|ReduceLROnPlateau$"
+SCHEDULER = r"(^|\.)lr_scheduler\.|LR$|ReduceLROnPlateau$|get_\w*schedule\w*$"
 STEPS = r"(?i)(sched|plateau|warmup|prof|ema|stopp|anneal)\w*$"
 """Names of what has a step() and is no optimizer."""
 AROUND = r"^(train|eval|parameters|\w+_parameters|zero_grad|\w*state_dict|to|modules|named_\w+|no_sync|\w+_)$"
@@ -153,7 +153,10 @@ def kept(change: Change) -> None:
     variables = []
     for name, changed in _changed(change, Place(change.source, change.loop.body), ()).items():
         nodes = [(where, node) for where, node in changed if where is not change.source or not change.edits.gone(node)]
-        if nodes and change.given(name) and name not in (*change.models, *change.keep.values()):
+        if name in (*change.models, *change.keep.values()):
+            for where, node in [pair for pair in nodes if name in [bound for bound, _, _ in bindings(pair[1])]]:
+                change.leave(node, f"{name} is another object from here on, which no worker that joins has", where)
+        elif nodes and change.given(name):
             variables += [name] if _keeps(change, name, nodes) else []
     for key, name in list(change.keep.items()):
         if not (change.certain(name) if name.isidentifier() else change.given(name)):
@@ -161,9 +164,12 @@ def kept(change: Change) -> None:
             sentence = f"{name} may have no value at the loop: job.keep({key}={name}) where it has"
             change.leave(change.given(name)[-1][1], sentence)
     for entry in [entry for entry in change.inner if entry.over_data]:
-        for name, _, node in entry.source.stores(entry.node):
+        stores = {name: node for name, _, node in reversed(entry.source.stores(entry.node))}
+        for name, node in stores.items():
             scope = entry.source.scope(node)
-            if isinstance(node, cst.AugAssign) and not (scope is change.scope and change.given(name)):
+            values = [code(given) for n, given, _ in entry.source.stores(scope) if n == name and given is not None]
+            known = (scope is change.scope and change.given(name)) or any(re.search(QUIET, value) for value in values)
+            if not known and not _first_bound(entry.source, [entry.node], name):
                 say = change.note if is_told(entry.source, scope, name, set()) else change.leave
                 say(node, f"{name} is of this rank's part alone, and of what came since it joined", entry.source)
     within = ["vars(kept)" if change.boxed else "globals()", *(f'"{name}"' for name in variables)]
@@ -179,7 +185,7 @@ def _keeps(change: Change, name: str, nodes: Nodes) -> bool:
     alike = all(is_count(entry) and inside.over_data for entry, inside in inner)
     if any(re.search(QUIET, text) for text in texts) or is_told(change.source, change.scope, name, set()):
         return False
-    if _first_bound(change, name):
+    if _first_bound(change.source, [change.loop, *(entry.node for entry in change.inner)], name):
         return False
     if change.certain(name) and not rebound and isinstance(change.value(name), (cst.List, cst.Dict)):
         change.keep[name] = name
@@ -204,18 +210,18 @@ def _box(change: Change, name: str) -> None:
         change.edits.replace(entry, f"kept.{name}")
 
 
-def _first_bound(change: Change, name: str) -> bool:
-    """Whether each round of the loop binds a name before it reads it."""
-    source, loops = change.source, [change.loop, *(entry.node for entry in change.inner)]
-    first = next(names(change.loop, name), None)
+def _first_bound(source: Source, loops: list[Loop], name: str) -> bool:
+    """Whether each round of the first loop binds a name before it reads it; the others are in it."""
+    first = next(names(loops[0], name), None)
     if first is None or not source.binds(first):
         return False
     statement = source.statement(first)
-    values = [node.value for node in walk(statement) if isinstance(node, cst.Assign)]
-    if isinstance(statement, cst.For):
-        return statement in loops
-    block = source.parents[statement]
-    whole = any(block is loop.body for loop in loops) or all(source.inside(e, block) for e in names(change.loop, name))
+    if isinstance(statement, (cst.For, cst.With)):
+        return statement in loops or all(source.inside(entry, statement) for entry in names(loops[0], name))
+    block, values = source.parents[statement], [n.value for n in walk(statement) if isinstance(n, cst.Assign)]
+    while isinstance(source.parents[block], cst.With):
+        block = source.parents[source.parents[block]]
+    whole = any(block is loop.body for loop in loops) or all(source.inside(e, block) for e in names(loops[0], name))
     return bool(values) and whole and not any(True for value in values for _ in names(value, name))
 
 

@@ -20,8 +20,9 @@ RANK, LOCAL = OF_JOB["RANK"], OF_JOB["LOCAL_RANK"]
 READ = re.compile(r"^int\(os\.(?:environ\[|environ\.get\(|getenv\()[\"'](RANK|WORLD_SIZE|LOCAL_RANK)[\"']")
 SEEDS = r"(^|\.)manual_seed$|(^|\.)(seed_everything|set_seed)$"
 WRITES = (
-    r"(^|\.)(torch\.save|save_image|savefig|savez?|savetxt|to_csv|write_text|write_bytes|save_pretrained|save_file)$"
+    r"(^|\.)(torch\.save|save_image|savefig|savez?|savetxt|to_csv|write_(text|bytes)|save_pretrained|save_file|rmtree"
 )
+WRITES += r"|os\.(remove|rename)|FileHandler)$"
 DRAWS = r"random_split$|train_test_split$|randperm$|random\.(shuffle|sample|choice)$"
 ON_RANK_0 = re.compile(r"rank\b.*== *0|master|main_process|is_main")
 NAMED = (
@@ -39,6 +40,7 @@ NAMED = (
         r"(multiprocessing|^mp)\.(spawn|start_processes)$",
         "`selastic run` starts a process for each GPU: call the function",
     ),
+    (r"convert_sync_batchnorm$", "batch normalisation sees one rank's part: there is no synchronised one"),
     (r"(^|\.)(DataParallel)$", "each GPU has a process of its own: leave the model whole"),
     (
         r"FullyShardedDataParallel$|(^|\.)FSDP$|deepspeed\.init",

@@ -220,6 +220,13 @@ STEP = "        opt.zero_grad()\n        net(x).mean().backward()\n        opt.s
         ("loader = ", "ema = Average(net)\nloader = ", ""),
         ("        opt.step()", "        opt.step()\n        torch.save(net, 'x')", ""),
         ("    for x", "    torch.distributed.all_reduce(data)\n    for x", "this needs all ranks"),
+        (
+            "    for x in loader:\n",
+            "    h = 0\n    for x in loader:\n        y, h = f(x, h)\n",
+            "h is of this rank's",
+        ),
+        ("        opt.step()", "        opt.step()\nupdate_bn(loader, net)", "this needs one of its own"),
+        ("        opt.step()", "        opt.step()\n        for p in net.parameters():\n            p.clamp_(0)", ""),
         ("    for x", "    torch.nn.DataParallel(net)\n    for x", "leave the model whole"),
     ],
 )
@@ -257,6 +264,8 @@ def test_a_pattern_is_known_or_named(old: str, new: str, named: str) -> None:
             '"best"',
             "",
         ),  # or it fails there
+        ("h = 0", "        y, h = step(x, h)\nuse(h)", "", "h is changed in the loop"),
+        ("h = 0", "    opt = torch.optim.SGD(net.parameters(), h)", "opt=opt", "opt is another object from here on"),
         ("scaler = torch.amp.GradScaler()", "    scaler.update()", "scaler=scaler", ""),
     ],
 )
@@ -267,6 +276,18 @@ def test_what_goes_on_is_kept_or_named(line: str, changed: str, there: str, name
     found = said(script)
     assert there in kept if there else "opt=opt" in kept and kept.count(",") == 0
     assert any(named in sentence for sentence in found) if named else not found, found
+
+
+def test_the_batch_is_the_loaders_and_the_job_joins_where_it_is_known() -> None:
+    """Also where the same name has another value later; and the script's seed goes with it where it came first."""
+    script = "torch.manual_seed(3)\nsize = 4\n" + LOADER.replace("=4", "=size") + "size = 99\n" + EPOCHS + STEP
+    text, found = converted(HEAD + script, Path("x.py"))
+    assert "size = 4\njob = elastic.join(batch=size, seed=3)\nloader = DataLoader" in text and not found
+    micro = "pos = 0\nfor it in range(9):\n    for k in range(4):\n        pos += 1\n"
+    micro += "        (net(data[pos]) / 4).backward()\n"
+    assert any(
+        "pos is changed in the loop" in sentence for sentence in said(HEAD + micro + "    opt.step()\nuse(pos)\n")
+    )
 
 
 def test_loops_over_iterations() -> None:
