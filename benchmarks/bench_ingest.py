@@ -23,6 +23,7 @@ import argparse
 import asyncio
 import contextlib
 import http.client
+import itertools
 import json
 import multiprocessing
 import os
@@ -54,6 +55,8 @@ from slurm_elastic.daemon.service.job_registry import JobRegistry
 from slurm_elastic.daemon.service.main import tune_interpreter
 from slurm_elastic.daemon.service.scheduler import Scheduler
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.api import munge
+from slurm_elastic.protocol.api.request_proof import JobKey, JobProofs
 from slurm_elastic.protocol.codec import to_json
 from slurm_elastic.protocol.messages import Report, Reports, Resize
 from slurm_elastic.trainer_shim.supervisor.daemon_client import POLL_S
@@ -73,16 +76,18 @@ Times = list[float]
 FORK = multiprocessing.get_context("fork")
 
 
-def message(index: int, token: str, number: int, count: int = 1, *more: str) -> bytes:
+def message(index: int, key: JobKey, number: int, count: int = 1, *more: str) -> bytes:
     """A request with `count` reports of this job, the last of them with this number, as the shim's client sends it."""
     made = [
         Report(1, time.time(), 4, 1, 256, 64, 1, 10, 0.1, 0.12, 2560.0, 10 * i, 2560 * i, 0, 812.5, 0.01, 20123.0)
         for i in range(number - count + 1, number + 1)
     ]
     content = to_json(Reports(tuple(made)))
+    target = f"/v1/jobs/{index + 1}/reports"
+    proof = key.prove(munge.bind("POST", target, content))
     lines = (
-        f"POST /v1/jobs/{index + 1}/reports HTTP/1.1", "Host: 127.0.0.1", "Accept-Encoding: identity",
-        f"Content-Length: {len(content)}", "Accept: application/json", f"Authorization: Bearer {token}",
+        f"POST {target} HTTP/1.1", "Host: 127.0.0.1", "Accept-Encoding: identity",
+        f"Content-Length: {len(content)}", "Accept: application/json", f"Authorization: Proof {proof}",
         "Content-Type: application/json", *more,
     )  # fmt: skip
     return "\r\n".join([*lines, "", ""]).encode() + content
@@ -102,16 +107,19 @@ def at(times: Times, share: float) -> float:
 
 
 def serve(folder: str, jobs: int, listener: socket.socket, pipe: Any) -> None:
-    """Be the daemon: send the tokens; then for each line from the parent the number of stored reports, and the times
-    inside the daemon of each answer to `status`; None ends."""
+    """Be the daemon: send the keys of registrations; then for each line from the parent the number of stored reports,
+    and the times inside the daemon of each answer to `status`; None ends."""
     settings = Settings(state_dir=folder, requests_per_s=10_000)
     inside: Times = []
     with Store.open(settings.database_url) as store:
         store.upsert_jobs([job(number, UID, "ada") for number in range(1, jobs + 1)])
         for number in range(1, jobs + 1):
             store.set_in_use(number, 1, (BASE,), 256, time.time())
-        tokens = [store.mint_token(number, UID) for number in range(1, jobs + 1)]
         app = create_app(store, Waiting(store), settings, Named(settings))
+        keys = [JobKey(b"", secrets.token_urlsafe()) for _ in range(jobs)]
+        for number, key in enumerate(keys, 1):
+            store.note_registration(number, UID, key.name)
+            app.callers.registered(number, JobProofs(b"", key.token))
         app.intake.report_limit = RateLimit(1e9)
 
         class Timed:
@@ -138,7 +146,7 @@ def serve(folder: str, jobs: int, listener: socket.socket, pipe: Any) -> None:
             await server.serve(sockets=[listener])
 
         def answer() -> None:
-            pipe.send(tokens)
+            pipe.send(keys)
             while pipe.recv() is not None:
                 with store._db.read() as connection:
                     stored = int(connection.exec_driver_sql("SELECT count(*) FROM reports").scalar() or 0)
@@ -170,7 +178,7 @@ class Floor(asyncio.Protocol):
 
 
 def serve_floor(folder: str, jobs: int, listener: socket.socket, pipe: Any) -> None:
-    """Like `serve`, with nothing behind the sockets; a token is as long as the daemon's."""
+    """Like `serve`, with nothing behind the sockets."""
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -178,7 +186,7 @@ def serve_floor(folder: str, jobs: int, listener: socket.socket, pipe: Any) -> N
         await loop.run_in_executor(None, answer)
 
     def answer() -> None:
-        pipe.send([secrets.token_urlsafe() for _ in range(jobs)])
+        pipe.send([JobKey(b"", secrets.token_urlsafe()) for _ in range(jobs)])
         while pipe.recv() is not None:
             pipe.send((Floor.answered, []))
 
@@ -188,8 +196,8 @@ def serve_floor(folder: str, jobs: int, listener: socket.socket, pipe: Any) -> N
 @contextlib.contextmanager
 def daemon(
     jobs: int, folder: str | None, server: Callable[..., None] = serve
-) -> Iterator[tuple[int, tuple[str, int], list[str], Any]]:
-    """pid, address, tokens and pipe of a daemon's process with this many running jobs."""
+) -> Iterator[tuple[int, tuple[str, int], list[JobKey], Any]]:
+    """pid, address, keys and pipe of a daemon's process with this many running jobs."""
     with tempfile.TemporaryDirectory(dir=folder) as place, socket.create_server(("127.0.0.1", 0), backlog=4096) as ear:
         ours, theirs = FORK.Pipe()
         process = FORK.Process(target=server, args=(place, jobs, ear, theirs))
@@ -258,7 +266,7 @@ class Supervisor(asyncio.Protocol):
         return (await asyncio.get_running_loop().create_connection(cls, *url, local_addr=here))[1]
 
 
-async def _full(url: tuple[str, int], tokens: list[str], seconds: float, count: int, first: int) -> Times:
+async def _full(url: tuple[str, int], keys: list[JobKey], seconds: float, count: int, first: int) -> Times:
     """Each job sends the next `count` reports, from number `first` on, as soon as the last are acknowledged."""
     times: Times = []
     end = time.monotonic() + seconds
@@ -267,46 +275,50 @@ async def _full(url: tuple[str, int], tokens: list[str], seconds: float, count: 
         sender, number = await Supervisor.connected(url, index), first
         while time.monotonic() < end:
             number += count
-            await sender.send(message(index, tokens[index], number, count), times)
+            await sender.send(message(index, keys[index], number, count), times)
 
-    await asyncio.gather(*(supervise(index) for index in range(len(tokens))))
+    await asyncio.gather(*(supervise(index) for index in range(len(keys))))
     return times
 
 
-async def _steady(url: tuple[str, int], tokens: list[str], seconds: float, keep: bool, polls: bool) -> Times:
+async def _steady(url: tuple[str, int], keys: list[JobKey], seconds: float, keep: bool, polls: bool) -> Times:
     """Every job a report per INTERVAL_S, spread evenly, and with `polls` a resize waited for."""
     times: Times = []
     start = time.monotonic()
     more = () if keep else ("Connection: close",)
 
     async def supervise(index: int) -> None:
-        number, due, sender = 0, start + index / len(tokens) * INTERVAL_S, None
+        number, due, sender = 0, start + index / len(keys) * INTERVAL_S, None
         while due < start + seconds:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             number += 1
             sender = sender if keep and sender else await Supervisor.connected(url, index)
-            await sender.send(message(index, tokens[index], number, 1, *more), times)
+            await sender.send(message(index, keys[index], number, 1, *more), times)
             due += INTERVAL_S
 
     async def poll(index: int) -> None:
-        await asyncio.sleep(index / len(tokens) * INTERVAL_S)
+        await asyncio.sleep(index / len(keys) * INTERVAL_S)
         sender, wait = await Supervisor.connected(url, index), POLL_S
-        share = (index + 1) / len(tokens)  # of its time that the first one waits: afterwards they come evenly
+        share = (index + 1) / len(keys)  # of its time that the first one waits: afterwards they come evenly
         while wait > 0:
             wait, share = min(share * POLL_S, start + seconds - time.monotonic()), 1.0
+            target = f"/v1/jobs/{index + 1}/resize?after=0&wait={max(0.0, wait):g}"
+            proof = keys[index].prove(munge.bind("GET", target, b""))
             lines = (
-                f"GET /v1/jobs/{index + 1}/resize?after=0&wait={max(0.0, wait):g} HTTP/1.1", "Host: 127.0.0.1",
-                "Accept-Encoding: identity", "Accept: application/json", f"Authorization: Bearer {tokens[index]}",
+                f"GET {target} HTTP/1.1", "Host: 127.0.0.1",
+                "Accept-Encoding: identity", "Accept: application/json", f"Authorization: Proof {proof}",
             )  # fmt: skip
             await sender.send("\r\n".join([*lines, "", ""]).encode(), [])
 
-    every = range(len(tokens))
+    every = range(len(keys))
     await asyncio.gather(*map(supervise, every), *map(poll, every if polls else ()))
     return times
 
 
-def _clients(pipe: Any, work: Any, *given: Any) -> None:
-    times = uvloop.run(work(*given))
+def _clients(pipe: Any, work: Any, url: tuple[str, int], keys: list[JobKey], *given: Any) -> None:
+    for key in keys:
+        key._numbers = itertools.count(time.monotonic_ns())  # clients before have used numbers up
+    times = uvloop.run(work(url, keys, *given))
     pipe.send((len(times), at(times, 0.5), at(times, 0.99), time.process_time()))
 
 
@@ -328,11 +340,11 @@ def _ask_status(url: tuple[str, int], seconds: float, every_s: float, pipe: Any)
 
 def full(count: int, senders: int, seconds: float, folder: str | None) -> dict[str, float]:
     """`count` reports to a request, as fast as they are acknowledged."""
-    with daemon(senders, folder) as (pid, url, tokens, pipe):
-        _run(_full, url, tokens, 0.5, count, 0)  # tokens remembered, tables warm
+    with daemon(senders, folder) as (pid, url, keys, pipe):
+        _run(_full, url, keys, 0.5, count, 0)  # names remembered, tables warm
         stored, _ = _asked(pipe)
         cpu, wall = cpu_s(pid), time.monotonic()
-        sent, median, p99, clients_cpu = _run(_full, url, tokens, seconds, count, 1_000_000)
+        sent, median, p99, clients_cpu = _run(_full, url, keys, seconds, count, 1_000_000)
         cpu, wall = cpu_s(pid) - cpu, time.monotonic() - wall
         done = _asked(pipe)[0] - stored
         assert done == sent * count, "every acknowledged report is in the database, once"
@@ -347,15 +359,15 @@ def steady(
     server: Callable[..., None] = serve,
 ) -> dict[str, float]:  # fmt: skip
     """Every job a report per INTERVAL_S; in the second half of the time somebody asks for the status of all."""
-    with daemon(jobs, folder, server) as (pid, url, tokens, pipe):
+    with daemon(jobs, folder, server) as (pid, url, keys, pipe):
         ours, theirs = FORK.Pipe()
         # Turns of every job before the measurement, and one after it.
-        given = (_steady, url, tokens, seconds + 4 * INTERVAL_S, keep, polls)
+        given = (_steady, url, keys, seconds + 4 * INTERVAL_S, keep, polls)
         clients = FORK.Process(target=_clients, args=(theirs, *given))
         clients.start()
         theirs.close()  # so that clients which end without a word end this, too
         time.sleep(INTERVAL_S)
-        while _asked(pipe)[0] < 1.5 * jobs:  # every token is remembered, and who was late is on time again
+        while _asked(pipe)[0] < 1.5 * jobs:  # every name is remembered, and who was late is on time again
             time.sleep(0.5)
         results: dict[str, float] = {"jobs": jobs}
         for name in ("", "with_status_"):

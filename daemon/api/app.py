@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
@@ -23,7 +24,8 @@ from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol import request as elastic_request
-from slurm_elastic.protocol.api import routes
+from slurm_elastic.protocol.api import request_proof, routes
+from slurm_elastic.protocol.api.request_proof import JobProofs
 from slurm_elastic.protocol.api.routes import ROUTES, Caller, NoQuery, ResizeQuery, Route
 from slurm_elastic.protocol.errors import NotAllowed, NotFound, RequestError
 from slurm_elastic.protocol.event_kind import EventKind
@@ -151,22 +153,31 @@ class Api:
         return Response(text, media_type=self.prometheus.content_type)
 
     async def register(self, call: Call[NoQuery, Registration]) -> object:
-        """A supervisor proves who it is, and gets the token of its job when Slurm says that it is the owner."""
+        """A supervisor proves who it is, and speaks for its job from then on when Slurm says that it is the owner."""
         registration, job_id, viewer = call.message, call.job_id, call.viewer
+        proves = registration.version >= request_proof.SINCE
         await self._own(job_id, viewer)
+        if not proves:
+            await run_sync(self.callers.check_older, job_id, call.sealed)
+        proofs = JobProofs(viewer.key, secrets.token_urlsafe(32))
 
         def store() -> Grant:
             grant = self.controller.registered(job_id, registration)
+            if proves:
+                self.store.note_registration(job_id, viewer.uid, proofs.name)
             return dataclasses.replace(
                 grant,
-                token=self.store.mint_token(job_id, viewer.uid),
+                token=proofs.token if proves else self.store.mint_token(job_id, viewer.uid),
                 reason=codec.printable(grant.reason),
                 request=codec.printable(grant.request),
                 release=version(),
             )
 
         granted = await self._shares.run(viewer, store)
-        self.callers.remember_key(job_id, granted.token, viewer.key)
+        if proves:
+            self.callers.registered(job_id, proofs)
+        else:
+            self.callers.remember_key(job_id, granted.token, viewer.key)
         return granted
 
     async def reports(self, call: Call[NoQuery, Reports]) -> object:
@@ -261,8 +272,8 @@ class Application(Starlette):
     def __init__(self, api: Api) -> None:
         handlers: Any = {Exception: guard.on_error, 404: guard.on_error, 405: guard.on_error}
         super().__init__(routes=api.routes(), exception_handlers=handlers)
-        self.intake = Intake(api.store, api.prometheus, api.callers.job_limit, api.callers.report_limit)
-        self.status_cache = api.status_cache
+        self.intake = Intake(api.store, api.prometheus, api.callers)
+        self.callers, self.status_cache = api.callers, api.status_cache
 
 
 def create_app(

@@ -12,7 +12,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.protocol.api import munge
+from slurm_elastic.protocol.api import munge, request_proof
 from slurm_elastic.protocol.api.shared_secret import Verifier
 from slurm_elastic.protocol.errors import ConfigError, NotAllowed
 
@@ -95,12 +95,14 @@ class Authenticator:
         return values if self._secret is None else {**values, "secret": self._secret}
 
 
-def bearer(authorization: str | None) -> str:
-    """The job token of a request. Raises Unauthenticated."""
-    scheme, _, token = (authorization or "").partition(" ")
-    if scheme != "Bearer" or not token:
-        raise Unauthenticated("the request carries no job token; register the job first: POST /v1/jobs/ID/register")
-    return token
+def spoken(authorization: str | None) -> tuple[str, str]:
+    """How a request says that it is of a job's supervisor, and what it says. Raises Unauthenticated."""
+    scheme, _, value = (authorization or "").partition(" ")
+    if scheme not in (request_proof.SCHEME, "Bearer") or not value:
+        raise Unauthenticated(
+            "the request is of no job's supervisor; register the job first: POST /v1/jobs/ID/register"
+        )
+    return scheme, value
 
 
 def _slurm_user(settings: Settings) -> str:

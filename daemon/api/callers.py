@@ -14,17 +14,19 @@ from starlette.requests import Request
 
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import codec
+from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.answer_proof import NONCE
+from slurm_elastic.protocol.api.request_proof import JobProofs
 from slurm_elastic.protocol.api.routes import Caller, Route
 from slurm_elastic.protocol.errors import NotAllowed
 
 from ..config.settings import Settings
 from ..reports.common import Viewer
 from . import requests as guard
-from .auth import Authenticator, Unauthenticated, bearer
+from .auth import Authenticator, Unauthenticated, spoken
 
 NOBODY = Viewer(-1, private=True)
-"""Who asks where it does not matter, or where a job's token says it."""
+"""Who asks where it does not matter, or where a job's registration says it."""
 REPORTS_PER_INTERVAL = 4
 """Reports of one job that are taken in the time of one: what was kept while selasticd was away is made up for."""
 REPORTS_AT_ONCE = 1000
@@ -36,7 +38,7 @@ M_co = TypeVar("M_co", covariant=True)
 
 
 class NotUnderstood(guard.Refused):
-    """A message (400) that is none of its address: of the job by its token, or of one that the viewer names."""
+    """A message (400) that is none of its address: of the job that speaks, or of one that the viewer names."""
 
     def __init__(self, sentence: str, job_id: int, viewer: Viewer) -> None:
         super().__init__(400, sentence)
@@ -51,6 +53,8 @@ class Call(Generic[Q_co, M_co]):
     message: M_co
     job_id: int = 0
     viewer: Viewer = NOBODY
+    sealed: bool = False
+    """It came by a connection that nobody else hears: TLS, or the Unix socket."""
 
 
 class Callers:
@@ -61,6 +65,9 @@ class Callers:
         self.job_limit = guard.RateLimit(settings.requests_per_s)
         per_s = REPORTS_PER_INTERVAL / settings.report_interval_s
         self.report_limit = guard.RateLimit(per_s, REPORTS_AT_ONCE, "reports of this job")
+        self.proofs: dict[int, JobProofs] = {}
+        """Of each job's last registration with this daemon."""
+        self._accept_tokens = settings.accept_tokens
         self._keys: dict[int, dict[str, bytes]] = {}
         # A user may have hundreds of jobs, which all register when the daemon comes back.
         self._user_limit = guard.RateLimit(settings.requests_per_s * 10)
@@ -70,10 +77,17 @@ class Callers:
         message = None
         guard.check_names(route, request)
         job_id, viewer, body = await self._number(guard.job_name(route, request)), NOBODY, b""
+        sealed = guard.peer_uid(request) is not None or request.url.scheme == "https"
         if route.caller is Caller.JOB:
-            viewer = await self._speaks_for(job_id, request)
+            scheme, value = spoken(request.headers.get("authorization"))
+            if scheme == "Bearer":
+                viewer = await self._by_token(job_id, request, value, sealed)
+            elif not (job_id in self.proofs and self.proofs[job_id].named(value)):
+                raise Unauthenticated(f"selasticd knows no such registration of job {job_id}; register the job again")
         if route.message is not None:
             body = await guard.body(request)
+        if route.caller is Caller.JOB and viewer is NOBODY:
+            viewer = await self._by_proof(job_id, value, munge.bind(request.method, guard.target(request), body))
         if route.caller is Caller.USER:
             viewer = await self._viewer(request, body)
         if route.caller is Caller.ANYONE_OR_USER:
@@ -84,7 +98,7 @@ class Callers:
                 message = codec.from_json(route.message, body)
             except codec.WireError as error:
                 raise NotUnderstood(str(error), job_id, viewer) from None
-        return Call(guard.query(route, request), message, job_id, viewer)
+        return Call(guard.query(route, request), message, job_id, viewer, sealed)
 
     async def _number(self, name: int | str) -> int:
         """The job's own number. Raises Refused (404) for a task of an array that is not known."""
@@ -104,22 +118,54 @@ class Callers:
         self._user_limit.take(viewer.uid)
         return viewer
 
+    def registered(self, job_id: int, proofs: JobProofs) -> None:
+        """A supervisor that proves its requests has registered: what an earlier one was given ends."""
+        self._keys.pop(job_id, None)
+        self.proofs.pop(job_id, None)
+        self.proofs[job_id] = proofs
+        if len(self.proofs) > MAX_JOBS:
+            del self.proofs[next(iter(self.proofs))]
+
+    def check_older(self, job_id: int, sealed: bool) -> None:
+        """Whether a supervisor that proves no requests may register. Raises NotAllowed. Blocking: it asks the store."""
+        if not self._accept_tokens or not (sealed or self._store.has_tokens(job_id)):
+            why = "did not run when selasticd was upgraded" if self._accept_tokens else "accept_tokens is false here"
+            raise NotAllowed(
+                f"job {job_id} has a slurm-elastic whose requests prove nothing, and {why}; start it again with the "
+                "slurm-elastic of the daemon"
+            )
+
+    def takes_token(self, job_id: int, token: str, sealed: bool) -> bool:
+        """Whether a token may speak for the job that it is of: where somebody else may have heard it, this daemon has
+        to have given it."""
+        return self._accept_tokens and (sealed or token in self._keys.get(job_id, {}))
+
     def remember_key(self, job_id: int, token: str, key: bytes) -> None:
         """What answers to whoever shows this token of a job are proven with: the key of the caller that got it."""
+        self.proofs.pop(job_id, None)
         newest = [*self._keys.pop(job_id, {}).items(), (token, key)][-KEYS_OF_JOB:]
         self._keys[job_id] = dict(newest)
         if len(self._keys) > MAX_JOBS:
             del self._keys[next(iter(self._keys))]
 
-    async def _speaks_for(self, job_id: int, request: Request) -> Viewer:
-        token = bearer(request.headers.get("authorization"))
+    async def _by_proof(self, job_id: int, proof: str, bound: bytes) -> Viewer:
+        proofs = self.proofs.get(job_id)
+        if proofs is None or not proofs.take(proof, bound):
+            raise Unauthenticated("the proof is for another request, or was used before; make one for each")
+        speaks = self._store.remembered(proofs.name) or await run_sync(self._store.speaks_for, proofs.name)
+        if speaks != job_id:
+            raise Unauthenticated(f"job {job_id} has ended; register the job again")
+        self.job_limit.take(job_id)
+        return replace(NOBODY, key=proofs.answers)
+
+    async def _by_token(self, job_id: int, request: Request, token: str, sealed: bool) -> Viewer:
         speaks = self._store.remembered_token(token) or await run_sync(self._store.token_job, token)
         if speaks is None:
             raise Unauthenticated(f"the token is not known, or job {job_id} has ended; register the job again")
         if speaks != job_id:
             raise NotAllowed(f"the token is of job {speaks}; it does not speak for job {job_id}")
         key = self._keys.get(job_id, {}).get(token, b"")
-        if not key and NONCE in request.headers:
+        if not self.takes_token(job_id, token, sealed) or (not key and NONCE in request.headers):
             raise Unauthenticated(f"selasticd was started after job {job_id} registered; register the job again")
         self.job_limit.take(job_id)
         return replace(NOBODY, key=key)

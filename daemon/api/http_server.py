@@ -34,7 +34,7 @@ from ..config.settings import Settings
 from . import requests
 from .app import Application
 from .connection_limits import ConnectionLimits, TlsHandshake
-from .report_intake import Headers, Intake
+from .report_intake import Head, Headers, Intake
 from .requests import UID_PREFIX
 
 MESSAGE_S = 30.0
@@ -76,7 +76,7 @@ class ReportsProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, intake: Intake, **named: Any) -> None:
         super().__init__(*args, **named)
         self._intake = intake
-        self._job: int | None = None
+        self._reports: Head | None = None
         """Whose reports are being read; None: the request is uvicorn's."""
         self._parts: list[bytes] = []
 
@@ -90,31 +90,32 @@ class ReportsProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Some bytes have arrived."""
         super().data_received(data)
-        if self._job is not None and not self.transport.is_closing():
+        if self._reports is not None and not self.transport.is_closing():
             self._hand_over()
 
     def on_headers_complete(self) -> None:
         """The head of a request is known."""
         idle = (self.cycle is None or self.cycle.response_complete) and not self.flow.write_paused
         if idle and self.parser.get_method() == b"POST" and self.parser.get_http_version() == "1.1":
-            self._job = self._intake.job(self.url, self.headers)
-        if self._job is None:
+            sealed = self.scheme == "https" or bool(self.client and self.client[0].startswith(UID_PREFIX))
+            self._reports = self._intake.head(self.url, self.headers, sealed)
+        if self._reports is None:
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """A part of a request's body."""
-        if self._job is None:
+        if self._reports is None:
             super().on_body(body)
         else:
             self._parts.append(body)
 
     def on_message_complete(self) -> None:
         """The end of a request."""
-        if self._job is not None:
+        if self._reports is not None:
             before, pending = self.cycle, _PendingReports(self.parser.should_keep_alive())
             self.cycle = pending
-            if self._intake.take(self._job, b"".join(self._parts), partial(self._answer, pending)):
-                self._job, self._parts = None, []
+            if self._intake.take(self._reports, b"".join(self._parts), partial(self._answer, pending)):
+                self._reports, self._parts = None, []
                 self._prove()
                 return
             self.cycle = before
@@ -122,11 +123,11 @@ class ReportsProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _prove(self) -> None:
-        """Its reports came with their job's token."""
+        """Its reports came from their job's supervisor."""
 
     def _hand_over(self) -> None:
         """Let uvicorn have the request as far as it has come."""
-        body, self._job, self._parts = b"".join(self._parts), None, []
+        body, self._reports, self._parts = b"".join(self._parts), None, []
         super().on_headers_complete()
         if body:
             super().on_body(body)

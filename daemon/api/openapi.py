@@ -45,7 +45,12 @@ _SECURITY = {
         "name": "Authorization",
         "description": "MUNGE CREDENTIAL. Its payload is 'selastic/1 METHOD TARGET SHA256-OF-BODY'.",
     },
-    Caller.JOB.value: {"type": "http", "scheme": "bearer", "description": "The token that registration gave."},
+    Caller.JOB.value: {
+        "type": "apiKey",
+        "in": "header",
+        "name": "Authorization",
+        "description": "Proof NAME.NUMBER.CODE, made with the registration's key (protocol/api/request_proof.py).",
+    },
 }
 
 

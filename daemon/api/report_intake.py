@@ -3,14 +3,14 @@ and an ASGI request costs several times what the report in it does.
 
 Promise: it takes and refuses exactly what the API's own handler does, since whatever it does not accept at first sight
 it hands on to it. A report is on the disk when this answers 202. Limit: a message that has arrived in one piece, by a
-token that has spoken before.
+registration that has spoken before.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from typing import Annotated, Any
 
@@ -19,10 +19,12 @@ import msgspec
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import codec
+from slurm_elastic.protocol.api import munge, request_proof
 from slurm_elastic.protocol.errors import ElasticError
 from slurm_elastic.protocol.messages import Report, Reports
 
 from . import requests as guard
+from .callers import Callers
 from .metrics import Metrics
 
 _URL = re.compile(rb"/v1/jobs/([1-9][0-9]{0,9})/reports")
@@ -65,36 +67,54 @@ def decode(body: bytes) -> tuple[Report, ...] | None:
     return msgspec.convert(message, Reports, from_attributes=True).reports
 
 
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The head of a message of reports: its job, address, and proof; "" for one that a token speaks for."""
+
+    job_id: int
+    target: str
+    proof: str
+
+
 class Intake:
     """Takes messages of reports into the store, as the API's own handler does."""
 
-    def __init__(self, store: Store, metrics: Metrics, limit: guard.RateLimit, report_limit: guard.RateLimit) -> None:
-        self._store, self._metrics = store, metrics
-        self._limit, self.report_limit = limit, report_limit
+    def __init__(self, store: Store, metrics: Metrics, callers: Callers) -> None:
+        self._store, self._metrics, self._callers = store, metrics, callers
+        self._limit, self.report_limit = callers.job_limit, callers.report_limit
         self._accepted = metrics.requests.labels(202)
 
-    def job(self, url: bytes, headers: Headers) -> int | None:
-        """The job, when this is the head of a message of reports by a token that has spoken for it before."""
+    def head(self, url: bytes, headers: Headers, sealed: bool) -> Head | None:
+        """Of a message of reports by a registration that has spoken for its job before; None: it is something else."""
         found = _URL.fullmatch(url)
         if found is None:
             return None
-        token = None
+        given = b""
         for name, value in headers:
-            if name == b"authorization" and token is None:
-                token = value
+            if name == b"authorization" and not given:
+                given = value
             elif name in _OTHERWISE:
                 return None
-        if token is None or token[:7] != b"Bearer ":
+        job_id, (scheme, _, said) = int(found[1]), given.decode("latin-1").partition(" ")
+        if scheme == "Bearer":
+            knows = self._callers.takes_token(job_id, said, sealed) and self._store.remembered_token(said) == job_id
+            return Head(job_id, "", "") if knows else None
+        proofs = self._callers.proofs.get(job_id)
+        if proofs is None or scheme != request_proof.SCHEME or self._store.remembered(proofs.name) != job_id:
             return None
-        job_id = int(found[1])
-        return job_id if self._store.remembered_token(token[7:].decode("latin-1")) == job_id else None
+        return Head(job_id, url.decode("ascii"), said)
 
-    def take(self, job_id: int, body: bytes, answer: Answer) -> bool:
+    def take(self, head: Head, body: bytes, answer: Answer) -> bool:
         """Store the reports of a message, and answer once they are on the disk. False: the API's own handler has to
         look at it, and nothing has been done."""
+        job_id = head.job_id
         reports = decode(body) if len(body) <= codec.MAX_BODY else None
         if not reports:
             return False
+        if head.proof:
+            proofs = self._callers.proofs.get(job_id)
+            if proofs is None or not proofs.take(head.proof, munge.bind("POST", head.target, body)):
+                return False
         try:
             self._limit.take(job_id)
             self.report_limit.take(job_id, len(reports))

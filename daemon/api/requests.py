@@ -205,7 +205,7 @@ def error(status: int, sentence: str, retry_after_s: int = RETRY_AFTER_S) -> JSO
     """The one form of a refusal."""
     headers = {"Retry-After": str(retry_after_s)} if status in (429, 503) else {}
     if status == 401:
-        headers["WWW-Authenticate"] = "MUNGE, Bearer"
+        headers["WWW-Authenticate"] = "MUNGE, Proof"
     return JSONResponse({"error": sentence}, status, headers)
 
 

@@ -157,6 +157,11 @@ class Settings:
     """Certificates (PEM) of the authority that signed `tls_cert`; clients get them in client.json. Empty: clients trust
     what their system trusts."""
 
+    accept_tokens: bool = setting(True, "true or false", flag)
+    """Whether jobs whose slurm-elastic is 0.2 may speak by a token, which whoever hears it can use until the daemon is
+    started again: only jobs that registered before the daemon was upgraded, or that come by TLS or the Unix socket. The
+    next release takes none."""
+
     state_dir: str = text("/var/lib/slurm-elastic", r"/.*", "an absolute path")
     """Directory of the database and of client.json, owned by the daemon's user, on a local disk."""
 

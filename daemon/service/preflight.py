@@ -43,6 +43,7 @@ def check(settings: Settings) -> int:
         tries["socket"] = _check_socket
     if settings.tls_cert or settings.tls_ca:
         tries["tls"] = _check_tls
+    tries["requests"] = _check_requests
     tries["names"] = _check_names
     tries["companions"] = _check_companions
     if not settings.user_mode:
@@ -101,6 +102,13 @@ def _check_address(settings: Settings) -> str:
         return f"{settings.listen} is taken by the selasticd that runs with this state_dir, or did"
     with tcp_listener(settings, CommandClient(settings.slurm_conf).node_addresses) as listener:
         return f"clients are told {public_url(settings, listener)}"
+
+
+def _check_requests(settings: Settings) -> str:
+    if not settings.accept_tokens:
+        return "jobs prove each request"
+    which = "" if settings.tls_cert else " that registered before the upgrade"
+    return f"jobs prove each request; those of 0.2{which} send a token (accept_tokens = false once none runs any more)"
 
 
 def _port_of_daemon_here(settings: Settings) -> int | None:

@@ -1,6 +1,7 @@
 """Jobs, their pins and the tokens of their supervisors.
 
-A token is 32 random bytes, of which the database knows the SHA-256. It speaks for one job of one uid, and dies with it.
+A token is 32 random bytes, of which the database knows the SHA-256; of a registration whose requests are proven it has
+the name. Either speaks for one job of one uid, and dies with it.
 """
 
 from __future__ import annotations
@@ -145,7 +146,8 @@ class Jobs(StorePart):
         return pins.get(job_id)
 
     def mint_token(self, job_id: int, uid: int) -> str:
-        """A new token that speaks for this job, given to a caller proven to be `uid`."""
+        """A new token that speaks for this job, given to a caller proven to be `uid`, for a supervisor that proves no
+        requests."""
         token = secrets.token_urlsafe(32)
         table = schema.tokens
         with self._db.write() as connection:
@@ -160,17 +162,40 @@ class Jobs(StorePart):
             self._speaks = {}
         return token
 
+    def has_tokens(self, job_id: int) -> bool:
+        """Whether a supervisor that proves no requests has registered this job."""
+        table = schema.tokens
+        with self._db.read() as connection:
+            held = connection.execute(select(table.c.digest).where(table.c.job_id == job_id)).scalars()
+            return any(not digest.startswith("p") for digest in held)
+
+    def note_registration(self, job_id: int, uid: int, name: str) -> None:
+        """A caller proven to be `uid` has registered this job under this name; no earlier registration counts."""
+        table = schema.tokens
+        with self._db.write() as connection:
+            connection.execute(delete(table).where(table.c.job_id == job_id))
+            connection.execute(insert(table).values(digest=name, job_id=job_id, uid=uid, created=steady_now()))
+        with self._memory:
+            self._speaks = {}
+
     def remembered_token(self, token: str) -> int | None:
         """Like `token_job` for a token used before, without asking the database; None: `token_job` knows."""
-        with self._memory:
-            return self._speaks.get(_digest(token))
+        return self.remembered(_digest(token))
 
     def token_job(self, token: str) -> int | None:
         """The running job that the token speaks for; None when it is unknown or its job has ended or changed hands."""
-        known = self.remembered_token(token)
+        return self.speaks_for(_digest(token))
+
+    def remembered(self, digest: str) -> int | None:
+        """Like `speaks_for` for a name used before, without asking the database; None: `speaks_for` knows."""
+        with self._memory:
+            return self._speaks.get(digest)
+
+    def speaks_for(self, digest: str) -> int | None:
+        """The running job that a registration of this name, or a token of this digest, speaks for."""
+        known = self.remembered(digest)
         if known is not None:
             return known
-        digest = _digest(token)
         table, job = schema.tokens, schema.jobs
         query = select(table.c.digest, table.c.job_id).join(job, job.c.job_id == table.c.job_id)
         query = query.where(table.c.digest == digest, job.c.ended.is_(False), job.c.uid == table.c.uid)

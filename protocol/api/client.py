@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from ..codec import to_json
 from ..errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed, NotFound
-from . import answer_proof, munge, shared_secret
+from . import answer_proof, munge, request_proof, shared_secret
 from .answer_proof import NONCE, PROOF
 from .connections import TlsConnection, UnixConnection, connection_to
 from .routes import ROUTES, Route
@@ -59,6 +59,8 @@ class Client:
         self._timeout = timeout
         self._kept = threading.local()
         self._key = secrets.token_bytes(32)
+        self._job_keys: dict[str, request_proof.JobKey] = {}
+        """Of each job's last registration, by the job's address."""
 
     def call(
         self,
@@ -70,7 +72,8 @@ class Client:
         timeout: float | None = None,
     ) -> dict[str, Any] | None:
         """The answer of an address of the table: its JSON, None when there is nothing new (204). `query` and `message`
-        are of the route's types. Raises as the module's exceptions say."""
+        are of the route's types. token: of this client's registration: it is not sent, but proven to be known, unless
+        the daemon is older than that. Raises as the module's exceptions say."""
         body = to_json(message) if message is not None else b""
         return self._send(route.method, route.target(job_id, query), body, token, timeout, route.proven)
 
@@ -112,9 +115,18 @@ class Client:
         if len(text) > MAX_ANSWER:
             raise ElasticError(f"selasticd at {url} answers {path} with more than {MAX_ANSWER} bytes; ask for less")
         try:
-            return json.loads(text) if text and status != 204 else None
+            answered = json.loads(text) if text and status != 204 else None
         except ValueError:
             raise DaemonUnreachable(f"what answers at {url} is not selasticd (its answer is not JSON)") from None
+        if token is None and path.endswith("/register"):
+            self._registered(path, answered)
+        return answered
+
+    def _registered(self, path: str, answered: Any) -> None:
+        given = answered if isinstance(answered, dict) else {}
+        token, version = given.get("token"), given.get("version")
+        if isinstance(token, str) and isinstance(version, int) and version >= request_proof.SINCE:
+            self._job_keys[path.rpartition("/")[0]] = request_proof.JobKey(self._kept.key, token)
 
     def _exchange(
         self,
@@ -137,8 +149,9 @@ class Client:
             if anybody:
                 headers[NONCE] = nonce
             # One for each try: a credential counts once.
+            self._kept.key = self._caller_key(connection, values)
             if token is not None:
-                authorization = f"Bearer {token}"
+                authorization = self._spoken(token, method, path, body)
             elif isinstance(connection, UnixConnection):
                 authorization = ""  # the kernel tells the daemon who calls
             else:
@@ -188,6 +201,18 @@ class Client:
         if kept is not None and kept[0][0] == os.getpid():
             kept[1].close()
         self._kept.connection = None
+
+    def _caller_key(self, connection: http.client.HTTPConnection, values: dict[str, Any]) -> bytes:
+        """What this caller and the daemon know, and nobody else; empty where a Unix socket needs no such thing."""
+        if isinstance(connection, UnixConnection):
+            return b""
+        return str(values["secret"]).encode() if "secret" in values else self._key
+
+    def _spoken(self, token: str, method: str, path: str, body: bytes) -> str:
+        key = self._job_keys.get(path.rpartition("/")[0])
+        if key is None or key.token != token:
+            return f"Bearer {token}"
+        return f"{request_proof.SCHEME} {key.prove(munge.bind(method, path, body))}"
 
     def _proof(self, request: bytes, values: dict[str, Any]) -> str:
         if "secret" in values:

@@ -140,9 +140,9 @@ def test_a_phase_of_anothers_resize_is_refused(selasticd: Selasticd, games: Seco
         forged = Phase(order, phase, 2, (own,), 240, time.time())
         with pytest.raises(NotAllowed, match=f"resize {order} is another job's"):
             games.post(f"/v1/jobs/{job}/phases", to_json(forged), token=token)
-        with pytest.raises(NotAllowed, match="does not speak for job"):
+        with pytest.raises(NotAllowed, match="the token is not known"):
             games.post(f"/v1/jobs/{root}/phases", to_json(forged), token=token)
-    with pytest.raises(NotAllowed, match="does not speak for job"):
+    with pytest.raises(NotAllowed, match="the token is not known"):
         games.get(f"/v1/jobs/{root}/resize", token=token)
     assert queue(selasticd) == before
     (selasticd.stubs / f"{root}.go").touch()

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
+from starlette.testclient import TestClient
+
 from slurm_elastic.daemon.api.app import Application
 from slurm_elastic.daemon.api.auth import Authenticator, Unauthenticated
 from slurm_elastic.daemon.config.settings import Settings
@@ -23,6 +26,8 @@ from slurm_elastic.daemon.service.listeners import unix_listener
 from slurm_elastic.daemon.service.server import DaemonServer
 from slurm_elastic.daemon.service.systemd import Notifier
 from slurm_elastic.db.rows import DecisionRow, JobRow
+from slurm_elastic.protocol.api import munge
+from slurm_elastic.protocol.api.request_proof import JobKey
 from slurm_elastic.protocol.codec import VERSION, to_json
 from slurm_elastic.protocol.messages import Grant, Phase, Piece, Registration, Report, Resize
 
@@ -31,6 +36,21 @@ BASE = Piece(7, "base", ("n1",), 4)
 RESIZE = Resize(3, 7, (BASE,), (), 4, 64, "shrink_share", 60.0)
 REGISTRATION = to_json(Registration(VERSION, 1, (BASE,), 64, "train.py"))
 REPORT = Report(1, 5.0, 4, 1, 64, 16, 1, 10, 0.1, 0.1, 640.0, 10, 640, 0)
+
+
+def proving(http: TestClient) -> TestClient:
+    """The same, where what is sent with a registration's token is sent with a proof in its place, as the shim does."""
+    keys: dict[str, JobKey] = {}
+
+    def prove(request: httpx.Request) -> None:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme == "Bearer":
+            key = keys.setdefault(token, JobKey(b"", token))
+            bound = munge.bind(request.method, request.url.raw_path.decode(), request.read())
+            request.headers["Authorization"] = f"Proof {key.prove(bound)}"
+
+    http.event_hooks = {"request": [prove]}
+    return http
 
 
 class Named(Authenticator):

@@ -14,7 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 from waiting import wait_until
 
 from slurm_elastic.protocol import codec
-from slurm_elastic.protocol.api import answer_proof
+from slurm_elastic.protocol.api import answer_proof, munge
+from slurm_elastic.protocol.api.request_proof import JobProofs
 from slurm_elastic.protocol.messages import Grant, Phase, Piece, Registration, Report, Reports, Resize, Shape
 
 
@@ -28,6 +29,7 @@ class FakeDaemon:
         self._current: Resize | None = None
         self._changed = threading.Condition()
         self._token = 0
+        self._proofs: JobProofs | None = None
         self._closed = False
         outer = self
 
@@ -67,9 +69,9 @@ class FakeDaemon:
         return {"SELASTIC_CLIENT_CONF": str(file)}
 
     def forget_tokens(self) -> None:
-        """Answer 401 to every token given so far."""
+        """Answer 401 to every registration so far."""
         with self._changed:
-            self._token += 1
+            self._proofs = None
 
     def order(
         self,
@@ -119,10 +121,14 @@ class FakeDaemon:
     def _answer(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
         url = urlsplit(request.path)
         what = url.path.rsplit("/", 1)[-1]
-        known = request.headers.get("Authorization") == f"Bearer t{self._token}"
+        bound = munge.bind(request.command, request.path, body)
+        proof = request.headers.get("Authorization", "").removeprefix("Proof ")
+        known = self._proofs is not None and self._proofs.take(proof, bound)
         code, answer = 200, b""
         if what == "register":
             self.registrations.append(codec.from_json(Registration, body))
+            self._token += 1
+            self._proofs = JobProofs(b"s", f"t{self._token}")
             answer = codec.to_json(Grant(f"t{self._token}", True, "", 0.5))
         elif not known:
             code, answer = 401, b'{"error": "unknown token"}'

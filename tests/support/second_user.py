@@ -64,6 +64,7 @@ def _serve(pipe: Connection, other_end: Connection) -> None:
     os.setgroups([])
     os.setgid(GAMES.pw_gid)
     os.setuid(GAMES.pw_uid)
+    clients: dict[tuple[str, str], Client] = {}  # each knows what its registrations have given
     with contextlib.suppress(EOFError):
         while True:
             url, munge_socket, method, arguments, options = pipe.recv()
@@ -71,6 +72,7 @@ def _serve(pipe: Connection, other_end: Connection) -> None:
                 if method == "encode":
                     pipe.send(munge.encode(*arguments, munge_socket, **options))
                 else:
-                    pipe.send(getattr(Client(url, munge_socket), method)(*arguments, **options))
+                    client = clients.setdefault((url, munge_socket), Client(url, munge_socket))
+                    pipe.send(getattr(client, method)(*arguments, **options))
             except ElasticError as error:
                 pipe.send(error)

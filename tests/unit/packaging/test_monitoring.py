@@ -32,7 +32,8 @@ NAME = re.compile(r"\b(slurm_elastic_\w+)(?:\{([^}]*)\})?")
 def series(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, str]]]:
     """Labels of every sample of a real scrape, by name."""
     with Store.open(f"sqlite:///{tmp_path_factory.mktemp('store')}/a.db") as store:
-        http = TestClient(create_app(store, FakeController(), Settings(), Named(Settings())))
+        app = create_app(store, FakeController(), Settings(), Named(Settings()))
+        http = TestClient(app, base_url="https://selasticd")
         store.upsert_jobs([job(7, ADA, "ada")])
         store.set_in_use(7, 1, (BASE,), 64, 10.0)
         order = store.begin_resize(RESIZE, 1.0)

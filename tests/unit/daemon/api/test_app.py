@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
-from api_harness import ADA, BASE, BOB, REGISTRATION, REPORT, RESIZE, ROOT, FakeController, Named, job
+from api_harness import ADA, BASE, BOB, REGISTRATION, REPORT, RESIZE, ROOT, FakeController, Named, job, proving
 from fresh_store import fresh_store
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
@@ -33,6 +33,7 @@ from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.api.munge import MungeError
+from slurm_elastic.protocol.api.request_proof import JobKey
 from slurm_elastic.protocol.codec import MAX_BODY, VERSION, to_json
 from slurm_elastic.protocol.errors import SlurmUnreachable, StoreError, TooOften
 from slurm_elastic.protocol.messages import Phase, Registration, Reports, Unreached
@@ -70,7 +71,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         settings = Settings(requests_per_s=5)
         app = create_app(store, controller, settings, Named(settings))
         with TestClient(app, raise_server_exceptions=False) as http:
-            yield World(store, controller, app, http)
+            yield World(store, controller, app, proving(http))
 
 
 def test_health_needs_no_credential(world: World) -> None:
@@ -87,7 +88,7 @@ def test_registration_gives_a_token_for_that_job_alone(world: World) -> None:
     assert world.http.post("/v1/jobs/7/reports", content=body, headers=with_token(token)).status_code == 202
     assert world.store.last_report(7) == REPORT
     refused = world.http.post("/v1/jobs/8/reports", content=body, headers=with_token(token))
-    assert refused.status_code == 403 and "does not speak for job 8" in refused.json()["error"]
+    assert refused.status_code == 401 and "no such registration of job 8" in refused.json()["error"]
     assert world.store.last_report(8) is None
 
 
@@ -122,6 +123,61 @@ def test_nothing_is_told_to_nobody(world: World, method: str, path: str, header:
     answer = world.http.request(method, path, headers=header, content=b"{}" if method == "POST" else None)
     assert answer.status_code == 401 and answer.json()["error"]
     assert "MUNGE" in answer.headers["www-authenticate"]
+
+
+OLDER = REGISTRATION.replace(b'"version":%d' % VERSION, b'"version":4')
+"""A supervisor of 0.2, which sends its token."""
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_supervisor_of_0_2_is_taken_where_it_ran_before(world: World, tmp_path: Path, sealed: bool) -> None:
+    """By plain HTTP only if its job registered before the upgrade; by TLS always. A token that was heard while the
+    daemon was stopped is good for nothing when it is back; a supervisor of today ends all tokens of its job."""
+    url, report = "https://x" if sealed else "http://x", to_json(Reports((REPORT,)))
+    heard = world.store.mint_token(7, ADA)
+
+    def started(**values: Any) -> TestClient:
+        settings = Settings(**values)
+        return TestClient(create_app(world.store, world.controller, settings, Named(settings)), base_url=url)
+
+    def registered(http: TestClient, job_id: int, registration: bytes = OLDER) -> httpx.Response:
+        return http.post(
+            f"/v1/jobs/{job_id}/register", content=registration, headers=as_uid(ADA if job_id == 7 else BOB)
+        )
+
+    http = started()
+
+    def reported(token: str) -> int:
+        return http.post("/v1/jobs/7/reports", content=report, headers=with_token(token)).status_code
+
+    assert reported(heard) == (202 if sealed else 401)
+    fresh = registered(http, 7)
+    assert fresh.status_code == 200 and reported(fresh.json()["token"]) == 202
+    new = registered(http, 8)  # began after the upgrade
+    assert new.status_code == (200 if sealed else 403)
+    assert (
+        sealed or "job 8 has a slurm-elastic whose requests prove nothing, and did not run when" in new.json()["error"]
+    )
+    http = started(accept_tokens=False)
+    assert reported(fresh.json()["token"]) == 401
+    ended = registered(http, 7)
+    assert ended.status_code == 403 and "accept_tokens is false here" in ended.json()["error"]
+    http = started()
+    today = registered(http, 7, REGISTRATION).json()["token"]
+    assert [reported(token) for token in (heard, fresh.json()["token"], today)] == [401] * 3
+    assert proving(http).post("/v1/jobs/7/reports", content=report, headers=with_token(today)).status_code == 202
+    assert registered(http, 7).status_code == (200 if sealed else 403)
+
+
+def test_nothing_is_taken_by_a_daemon_that_was_started_again(world: World) -> None:
+    """Whatever was said before, to the daemon or to who had its port meanwhile: the job registers again first."""
+    headers = with_token(world.token())
+    assert world.http.get("/v1/jobs/7/resize", headers=headers).status_code == 204
+    settings = Settings()
+    again = TestClient(create_app(world.store, world.controller, settings, Named(settings)))
+    again.event_hooks = world.http.event_hooks
+    refused = again.get("/v1/jobs/7/resize", headers=headers)
+    assert refused.status_code == 401 and "register the job again" in refused.json()["error"]
 
 
 def test_a_token_dies_with_its_job(world: World) -> None:
@@ -180,7 +236,7 @@ def test_a_body_without_a_length_is_bounded_too(world: World) -> None:
 def test_a_slow_body_is_cut_off(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller who never ends the body gets 408."""
     monkeypatch.setattr(requests, "BODY_TIMEOUT_S", 0.05)
-    headers = with_token(world.token())
+    headers = {"Authorization": f"Proof {JobKey(b'', world.token()).prove(b'not known yet')}"}
 
     async def never() -> Any:
         yield b"{"
@@ -388,8 +444,15 @@ def test_resize_is_waited_for(world: World) -> None:
     assert get("?after=0&wait=0").status_code == 204
 
     async def arrives() -> httpx.Response:
-        transport = httpx.ASGITransport(world.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x", headers=headers) as client:
+        transport, [prove] = httpx.ASGITransport(world.app), world.http.event_hooks["request"]
+
+        async def proven(request: httpx.Request) -> None:
+            prove(request)
+
+        hooks = {"request": [proven]}
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://x", headers=headers, event_hooks=hooks
+        ) as client:
             waiting = asyncio.create_task(client.get("/v1/jobs/7/resize?after=0&wait=30"))
             while not world.controller.waits:
                 await asyncio.sleep(0.001)
@@ -415,7 +478,7 @@ def test_one_job_cannot_take_all_turns(world: World, monkeypatch: pytest.MonkeyP
     assert codes[:50] == [204] * 50 and codes[-1] == 429
     refused = world.http.get("/v1/jobs/7/resize", headers=headers)
     assert refused.headers["retry-after"] == "5"
-    other = world.store.mint_token(8, BOB)
+    other = world.http.post("/v1/jobs/8/register", content=REGISTRATION, headers=as_uid(BOB)).json()["token"]
     assert world.http.get("/v1/jobs/8/resize", headers=with_token(other)).status_code == 204
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.daemon.api.auth import Authenticator, Unauthenticated, bearer
+from slurm_elastic.daemon.api.auth import Authenticator, Unauthenticated, spoken
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.protocol.api import munge
@@ -86,9 +86,9 @@ def test_a_users_daemon_serves_its_user_only(monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(Authenticator(Settings()).who("MUNGE MUNGE:other:", "GET", "/", b""), Viewer)
 
 
-def test_bearer_wants_a_token() -> None:
-    """A job token is asked for by name."""
-    assert bearer("Bearer abc") == "abc"
-    for wrong in (None, "", "Bearer", "Bearer ", "MUNGE x"):
+def test_who_is_a_jobs_supervisor_says_so() -> None:
+    """A proof, or a token of 0.2, is asked for by name."""
+    assert spoken("Proof abc") == ("Proof", "abc") and spoken("Bearer abc") == ("Bearer", "abc")
+    for wrong in (None, "", "Proof", "Bearer ", "MUNGE x"):
         with pytest.raises(Unauthenticated, match="register the job first"):
-            bearer(wrong)
+            spoken(wrong)

@@ -45,7 +45,7 @@ def test_a_scrape_tells_sums_and_no_names(tmp_path: Path) -> None:
         store.set_in_use(7, 1, (BASE,), 64, 10.0)
         store.save_decisions(1.0, [DecisionRow(7, 1.0, 4, 4, 64, 64, "keep_best", None, None)])
         store.begin_resize(RESIZE, 1.0)
-        http = TestClient(app)
+        http = TestClient(app, base_url="https://selasticd")
         headers = {"Authorization": f"Bearer {store.mint_token(7, ADA)}"}
         assert http.post("/v1/jobs/7/reports", content=to_json(Reports((REPORT,))), headers=headers).status_code == 202
         http.get("/v1/jobs")

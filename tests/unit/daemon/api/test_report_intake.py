@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.service.server import DaemonServer
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import codec
+from slurm_elastic.protocol.api import munge
+from slurm_elastic.protocol.api.request_proof import JobKey, JobProofs
 from slurm_elastic.protocol.codec import WireError, to_json
 from slurm_elastic.protocol.errors import StoreError
 from slurm_elastic.protocol.messages import Reports
@@ -62,12 +65,13 @@ def test_it_takes_what_supervisors_send() -> None:
 
 
 class World:
-    """A daemon's server over a store with jobs 7 and 8, and the token of the first: used once, so it is remembered."""
+    """A daemon's server over a store with jobs 7 and 8, and what a registration of the first has given; its name was
+    looked up once, so it is remembered."""
 
     def __init__(self, store: Store, app: Application, server: DaemonServer, port: int) -> None:
         self.store, self.app, self.server, self.port = store, app, server, port
-        self.token = store.mint_token(7, ADA)
-        assert store.token_job(self.token) == 7
+        self.keys = {job_id: self.registered(job_id) for job_id in (7, 8)}
+        assert store.speaks_for(self.keys[7].name) == 7
         self.taken: list[bool] = []
         """Of each message that the quick way has looked at, whether it took it."""
         take = app.intake.take
@@ -78,11 +82,20 @@ class World:
 
         app.intake.take = watched  # type: ignore[method-assign]
 
-    def request(self, body: bytes, job_id: int = 7, token: str | None = None, query: str = "", *more: str) -> bytes:
+    def registered(self, job_id: int) -> JobKey:
+        """Register as a supervisor does."""
+        key = JobKey(b"", secrets.token_hex())
+        self.store.note_registration(job_id, ADA, key.name)
+        self.app.callers.registered(job_id, JobProofs(b"", key.token))
+        return key
+
+    def request(self, body: bytes, job_id: int = 7, key: JobKey | None = None, query: str = "", *more: str) -> bytes:
         """A message of reports as bytes."""
+        target = f"/v1/jobs/{job_id}/reports{query}"
+        proof = (key or self.keys[7]).prove(munge.bind("POST", target, body))
         lines = (
-            f"POST /v1/jobs/{job_id}/reports{query} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}",
-            f"Authorization: Bearer {token or self.token}", *more, "", "",
+            f"POST {target} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}",
+            f"Authorization: Proof {proof}", *more, "", "",
         )  # fmt: skip
         return "\r\n".join(lines).encode() + body
 
@@ -135,8 +148,8 @@ def test_the_quick_way_answers_as_the_other(world: World) -> None:
     assert headers["content-type"] == "application/json" and headers["date"]
     last = world.store.last_report(7)
     assert last is not None and last.step == 20
-    assert world.ask(later(20), 8)[0] == 403
-    assert world.ask(later(20), 7, "x")[0] == 401
+    assert world.ask(later(20), 8)[0] == 401
+    assert world.ask(later(20), 7, JobKey(b"", "x"))[0] == 401
     assert "not JSON" in world.ask(b"{")[1]["error"]
     assert world.ask(later(20), 7, None, "?of_tomorrow=1")[0] == 202
     world.app.intake._limit = RateLimit(0.2)
@@ -149,6 +162,23 @@ def test_the_quick_way_answers_as_the_other(world: World) -> None:
     assert said_all[-1][2]["retry-after"] and world.taken[-2:] == [True] * 2
     world.store.end_job(7, "COMPLETED", 50.0)
     assert world.ask(later(20))[0] == 401
+
+
+def test_a_report_that_was_heard_is_taken_once(world: World) -> None:
+    """Neither again, nor with other figures, nor after the next registration; a refused one uses no number up."""
+    heard = world.request(later(20))
+    for said, status in ((heard.replace(b'"step":20', b'"step":21'), 401), (heard, 202), (heard, 401)):
+        with world.connected() as connection:
+            connection.sendall(said)
+            assert answer(connection)[0] == status
+    assert world.taken == [False, True, False]
+    unsent = world.request(later(30))
+    world.registered(7)
+    with world.connected() as connection:
+        connection.sendall(unsent)
+        assert answer(connection)[0] == 401
+    last = world.store.last_report(7)
+    assert last is not None and last.step == 20
 
 
 def test_who_asks_too_often_is_answered_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,10 +201,10 @@ def test_no_job_fills_the_store_with_reports(world: World) -> None:
     status, said, headers = world.ask(more, 7, None, "?of_tomorrow=1")
     assert (status, said, bool(headers["retry-after"])) == (429, {"error": sentence}, True)
     quick: list[tuple[int, bytes]] = []
-    assert world.app.intake.take(7, more, lambda status, _, body: quick.append((status, body)))
+    head = report_intake.Head(7, "", "")
+    assert world.app.intake.take(head, more, lambda status, _, body: quick.append((status, body)))
     assert [(status, json.loads(body)) for status, body in quick] == [(429, {"error": sentence})]
-    other = world.store.mint_token(8, ADA)
-    assert world.ask(more, 8, other)[0] == 202
+    assert world.ask(more, 8, world.keys[8])[0] == 202
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -193,15 +223,16 @@ def test_a_disk_that_refuses_is_said(world: World, monkeypatch: pytest.MonkeyPat
 
 def test_messages_in_pieces_and_in_a_row(world: World) -> None:
     """However the bytes of requests are cut and joined, each is answered, in the order in which they were sent."""
-    whole = world.request(later(20))
+    lines = world.request(later(20)).index(b"\r\n\r\n") + 4
     with world.connected() as kept:
         kept.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for place in (1, whole.index(b"\r\n\r\n") + 4, len(whole) - 1):
+        for place in (1, lines, -1):
+            whole = world.request(later(20))
             kept.sendall(whole[:place])
             kept.sendall(whole[place:])
             assert answer(kept)[:2] == (202, {"stored": 1})
         health = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n"
-        kept.sendall(whole + health + world.request(b"{") + whole + health)
+        kept.sendall(world.request(later(20)) + health + world.request(b"{") + world.request(later(20)) + health)
         said = [answer(kept)[:2] for _ in range(5)]
         assert [status for status, _ in said] == [202, 200, 400, 202, 200] and said[3][1] == {"stored": 1}
         kept.sendall(world.request(later(20), 7, None, "", "Expect: 100-continue"))

@@ -22,6 +22,7 @@ from slurm_elastic.protocol.api import client as client_module
 from slurm_elastic.protocol.api import munge, routes, shared_secret
 from slurm_elastic.protocol.api.answer_proof import NONCE, PROOF, prove, proven
 from slurm_elastic.protocol.api.client import Busy, Client, TokenRefused
+from slurm_elastic.protocol.api.request_proof import JobProofs
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed, NotFound
 
 
@@ -115,10 +116,25 @@ def test_an_answer_is_proven_for_one_request() -> None:
     assert not proven("\xff", b"k", "n", "/a", 200, b"{}")
 
 
-def test_a_token_is_sent_as_it_is(daemon: Daemon) -> None:
-    """With a token MUNGE is not asked."""
-    Client(daemon.url).get("/v1/jobs/7/resize", token="abc")
-    assert daemon.asked[0][2]["Authorization"] == "Bearer abc"
+@pytest.mark.parametrize("version", [4, 5, 6])
+def test_a_token_is_proven_to_be_known(daemon: Daemon, version: int) -> None:
+    """It is not sent again, nor what it is proven with; to a daemon of 0.2 it is sent as it is. MUNGE is not asked."""
+    client = Client(daemon.url)
+    daemon.says(200, {"token": "abc", "version": version})
+    client.call(routes.REGISTER, 7)
+    daemon.says(202, {})
+    client.call(routes.REPORTS, 7, token="abc")
+    payload = daemon.asked[0][2]["Authorization"].removeprefix("MUNGE ").partition("|")[0].encode()
+    key = munge.key_in(payload, munge.bind("POST", "/v1/jobs/7/register", b"")) or b""
+    said = daemon.asked[1][2]["Authorization"]
+    if version < 5:
+        assert said == "Bearer abc"
+        return
+    assert "abc" not in said and key and key.hex() not in str(daemon.asked[1])
+    proof = said.removeprefix("Proof ")
+    assert JobProofs(key, "abc").take(proof, munge.bind("POST", "/v1/jobs/7/reports", b""))
+    client.call(routes.REPORTS, 7, token="another's")
+    assert daemon.asked[2][2]["Authorization"] == "Bearer another's"
 
 
 def test_nothing_is_none(daemon: Daemon) -> None:
