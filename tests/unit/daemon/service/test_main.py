@@ -122,6 +122,19 @@ def test_a_users_own_daemon_is_checked_without_munge(tmp_path: Path, capsys: pyt
     assert "identity: callers are known by the secret in client.json\n" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_slurm")
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [({}, "; those of 0.2 that registered before the upgrade send a token"), ({"accept_tokens": False}, "\n")],
+)
+def test_check_says_whose_tokens_are_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], values: dict[str, bool], said: str
+) -> None:
+    """As long as the setting takes any."""
+    check(Settings(state_dir=str(tmp_path), user_mode=True, **values))  # type: ignore[arg-type]
+    assert f"requests: jobs prove each request{said}" in capsys.readouterr().out
+
+
 def test_check_says_whose_jobs_may_be_changed() -> None:
     """An admin who forgot the grant hears it before the first refusal; to advise it is not needed."""
     assert rights("selastic", True, (), "act") == "selastic may change all jobs, as an operator"
