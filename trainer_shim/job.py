@@ -18,6 +18,7 @@ from slurm_elastic.protocol.errors import TrainingError
 
 from .data.loader import check_loader, mapped, source_of
 from .data.sampling import seed_all, whole
+from .loops.enumerated import Enumerated
 from .loops.epochs import EpochLoop
 from .loops.iterations import OwnLoop, Share
 from .loops.leaving import failed, on_purpose
@@ -436,11 +437,14 @@ class Loader:
     def __init__(self, job: Job, dataset: Any, options: dict[str, Any], shuffle: bool) -> None:
         self._job, self._options, self._shuffle = job, options, shuffle
         self._samples = whole(len(mapped(dataset)), job._tuning.each)
+        self._asked = False
+        """The script has asked how much is done."""
         self.dataset = dataset
 
     def __iter__(self) -> Iterator[Any]:
         epoch_loop = self._job._epoch_loop
-        return epoch_loop.iterate(epoch_loop.feed(self.dataset, self._options), self._shuffle)
+        batches = epoch_loop.iterate(epoch_loop.feed(self.dataset, self._options), self._shuffle)
+        return Enumerated(batches, self._done(), self._asked)
 
     def __len__(self) -> int:
         """Optimizer steps of a whole pass at the current global batch."""
@@ -448,9 +452,14 @@ class Loader:
 
     @property
     def done(self) -> int:
-        """Batches of the pass that comes which are done already, where this worker joins or starts again within it:
-        `for i, batch in enumerate(loader, loader.done):`. At most one more than there are where the batch has changed.
+        """Batches of the pass that comes which are done already, where this worker joins or starts again within it. At
+        most one more than there are where the batch has changed. `enumerate(loader)` begins its count there by itself,
+        what stands around it does not: `tqdm(enumerate(loader), initial=loader.done)`.
         """
+        self._asked = True
+        return self._done()
+
+    def _done(self) -> int:
         progress, ordinal = self._job._state.progress, self._job._epoch_loop.number
         if ordinal != progress.loader:
             return len(self) if ordinal < progress.loader else 0

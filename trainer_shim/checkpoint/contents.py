@@ -92,6 +92,39 @@ def check(captured: dict[str, Any], safe: Globals = ()) -> None:
     raise TrainingError(f"the training's position has {what}, which no checkpoint holds; accepted: {ACCEPTED}")
 
 
+def check_tensors(captured: dict[str, Any]) -> None:
+    """Raise TrainingError, with the name of the part and the place, for a tensor that cannot be copied to another rank
+    or into a checkpoint. Of each kind one element is written and read."""
+    known: dict[Any, str] = {}
+    for name, part in captured["parts"].items():
+        for place, leaf in _leaves("", part):
+            if not isinstance(leaf, torch.Tensor) or leaf.is_meta:
+                continue
+            own = getattr(leaf, "_local_tensor", leaf)
+            kind = (type(own), own.dtype, own.layout, own.is_conj(), own.is_neg())
+            if kind not in known:
+                known[kind] = _refused(own)
+            what = known[kind] or ("whose elements share memory" if torch._debug_has_internal_overlap(own) == 1 else "")
+            if what:
+                raise TrainingError(
+                    f"the state of '{name}' has a tensor {what} at {place}, which no worker that joins and no "
+                    "checkpoint could take over; accepted: plain ones, e.g. of a sparse one its indices and values, "
+                    "of which forward() makes it, and of an expanded one its clone()"
+                )
+
+
+def _refused(tensor: torch.Tensor) -> str:
+    """What is odd about a tensor that cannot be copied as bytes, or loaded; "" if there is nothing."""
+    try:
+        if tensor.layout != torch.strided:
+            return f"of layout {tensor.layout}"
+        one = tensor.detach()[(slice(0, 1),) * tensor.dim()].contiguous()
+        torch.empty(one.shape, dtype=one.dtype).copy_(one).view(-1).view(torch.uint8)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        return f"({type(tensor).__name__}, {tensor.dtype}: {str(error).splitlines()[0]})"
+    return "" if _loads(one.clone()) else f"of type {type(tensor).__name__}"
+
+
 def index_of_parts(file: BinaryIO, name: Path) -> metadata.Metadata:
     """The index that torch.distributed.checkpoint pickles, of tensors in parts. Raises NotAccepted; OSError,
     TrainingError: it is damaged."""

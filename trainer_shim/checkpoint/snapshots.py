@@ -145,10 +145,11 @@ class Snapshots:
         """On rank 0, as soon as optimizers have their state: whether it can be saved, and there is room for all
         checkpoints. Raises TrainingError for what no checkpoint holds; a lack of room is told."""
         writer = self.saving.writer
-        if writer is None:
-            return
         tensors: list[torch.Tensor] = []
         captured = self._state.capture()
+        contents.check_tensors(captured)
+        if writer is None:
+            return
         contents.check(captured, writer.safe)
         pack(captured, tensors)
         told = room.missing(writer.directory, sum(tensor.numel() * tensor.element_size() for tensor in tensors))

@@ -137,9 +137,6 @@ class EpochLoop:
             if feed.lanes:
                 progress.unread = (share(session, feed.lanes), 0, ())
         session.pass_boundary.end()
-        session.optimizers().begin_pass()
-        session.model().begin_pass()
-        progress.frozen = tuple(n for n, p in session.model().module.named_parameters() if not p.requires_grad)
         progress.pass_samples = feed.samples
         session.boundary()  # a loop that was left early leaves a step's tally unread
         progress = session.state.progress

@@ -29,11 +29,13 @@ from ..parallel.choice import check_cuts, check_has_values
 from ..parallel.own_backward import OwnBackward, OwnModel, Replica
 from ..state.variables import Variables
 from ..training.checks import check_model
+from ..training.first_step import check_graph, replicas_of
 from ..training.optimizer_step import OptimizerSteps
 from ..training.session import Session
 from ..world import process_group as worlds
 from ..world.agreement import LARGEST_SAID, TallyReader, VoteExchange, attempt
 from .leaving import failed
+from .left_gradients import LeftGradients
 
 OF_ITERATION, OF_SHARE, OF_MICRO_BATCH = 2, 3, 4
 """What a seed is for, as its last counter."""
@@ -48,8 +50,7 @@ class OwnLoop:
         self._kept: list[torch.optim.Optimizer] = []
         self._replicas: dict[int, list[OwnModel]] = {}
         """Of each kept optimizer, by its id: those whose parameters it holds."""
-        self._skips = False
-        """A gradient scaler may leave out steps."""
+        self._left = LeftGradients((), ())
         self._handle: Any = None
         self._excepthook: Any = None
         """What came before the one of this loop."""
@@ -60,8 +61,10 @@ class OwnLoop:
         """It goes over a dataset, and not by next()."""
         self._shares = self._given = 0
         """How many times the iteration under way was shared out, and into how many positions in all."""
-        self._asked: tuple[int, int] = (0, 0)
-        """Into how many the one before was, and the world that it was done in."""
+        self._asked: tuple[int, int, int] = (0, 0, 0)
+        """Into how many the one before was, which optimizers it has stepped, and the world that it was done in."""
+        self._taken: set[int] = set()
+        """Optimizers that the iteration under way has stepped, by their number among those kept."""
         self._stepped: set[int] = set()
         """Optimizers stepped since the last share, by their id."""
         self.stopped = False
@@ -126,7 +129,9 @@ class OwnLoop:
             raise TrainingError(f"{call} was called before job.keep(optimizer=optimizer); keep what is to survive")
         session.state.only_steps_change(optimizers)
         self._kept = list(optimizers.values())
-        self._skips = any(isinstance(part, torch.amp.GradScaler) for part in session.state.parts.values())
+        scalers = [part for part in session.state.parts.values() if isinstance(part, torch.amp.GradScaler)]
+        self._left = LeftGradients(self._kept, scalers)
+        self._strategy.on_backward = self._left.added
         for optimizer in self._kept:
             found = self._replicas[id(optimizer)] = self._replicas_of(optimizer)
             if not found:
@@ -174,13 +179,8 @@ class OwnLoop:
     def _begin_iteration(self) -> None:
         session, step = self._session, self._session.state.progress.step
         self._hold()
-        self._asked = self._given, self._asked[1]
-        self._shares = self._given = 0
         seed_all(mix(session.tuning.seed, step, OF_ITERATION))
-        generation = session.world().generation
-        if self._asked[1] != generation:  # whoever is new has asked for nothing
-            self._asked = 0, generation
-        self._vote(min(self._asked[0], LARGEST_SAID))
+        self._vote()
 
     def _end_iteration(self) -> None:
         """Count it. The next thing is a boundary, or the end."""
@@ -189,9 +189,19 @@ class OwnLoop:
             self._hold()
             self._session.counted(self._session.batch, None, *voted)
 
-    def _vote(self, said: int = 0) -> None:
-        """Say, beside the script's code that comes, what this rank is ready for, and what all are to say alike."""
+    def _vote(self) -> None:
+        """Say, beside the script's code that comes, what this rank is ready for, and what all are to say alike: what
+        the iteration before was."""
         session = self._session
+        self._left.begin()
+        generation, stepped = session.world().generation, sum(1 << number for number in self._taken)
+        if self._asked[2] != generation:
+            self._left.forget()  # with the world gradients are gone, and perhaps the parameters that had them
+        # Whoever is new in a world has asked for nothing, and stepped nothing.
+        self._asked = (self._given, stepped, generation) if self._asked[2] == generation else (0, 0, generation)
+        self._shares = self._given = 0
+        self._taken = set()
+        said = (self._asked[0] + 997 * self._asked[1]) % LARGEST_SAID
         coming, vote = session.vote()
         made = attempt(lambda: VoteExchange(session.world(), vote, said), session.world_switch.broke, lambda: None)
         self._voted = (coming, made) if made is not None else None
@@ -215,36 +225,44 @@ class OwnLoop:
         return coming, reader
 
     def _tell_apart(self) -> NoReturn:
-        """Raise TrainingError, on every rank, for totals that were not the same."""
+        """Raise TrainingError, on every rank, for totals, or steps, that were not the same."""
         session = self._session
         with session.membership.ending_when_broken():
-            totals = worlds.gather(session.world(), self._asked[0])
+            told = worlds.gather(session.world(), *self._asked[:2])
+        kind = int(len({total for total, _ in told}) == 1)
         ranks: dict[int, list[str]] = {}
-        for rank, (total,) in enumerate(totals):
-            ranks.setdefault(total, []).append(str(rank))
-        asked = ", ".join(f"{total} on rank{'s' * (len(on) > 1)} {' '.join(on)}" for total, on in ranks.items())
+        for rank, said in enumerate(told):
+            ranks.setdefault(said[kind], []).append(str(rank))
+        names = {value: self._names(value) if kind else str(value) for value in ranks}
+        apart = ", ".join(f"{names[value]} on rank{'s' * (len(on) > 1)} {' '.join(on)}" for value, on in ranks.items())
+        if kind:
+            raise TrainingError(
+                f"other optimizers were stepped on other ranks in the iteration before this one: {apart}; what decides "
+                "over a step has to be the same on a worker that joins: job.global_step, loader.done, or a counter "
+                "that job.keep() was given"
+            )
         raise TrainingError(
-            f"job.share(total) was called with other totals on other ranks in the iteration before this one: {asked}; "
+            f"job.share(total) was called with other totals on other ranks in the iteration before this one: {apart}; "
             "accepted: the total of all ranks together, the same on each, of which every rank gets its part"
         )
 
+    def _names(self, stepped: int) -> str:
+        """Of the kept optimizers whose bits are set."""
+        chosen = [type(entry).__name__ for number, entry in enumerate(self._kept) if stepped >> number & 1]
+        return " and ".join(chosen) or "none"
+
     def _check_taken(self) -> None:
         """Raise TrainingError for gradients that are to be used later: at a resize they are gone."""
-        if not self._strategy.shared or self._session.last_state.torn:
+        if not self._strategy.shared:
             return
-        if self._over_data and not self._strategy.used:
+        stepped = self._session.last_state.torn
+        if self._over_data and not self._strategy.used and not stepped:
             raise TrainingError(
                 "the next batch of job.loader() was asked for before the model was called with the last one, by a "
                 "loader around it that reads ahead, or by `continue`; accepted: a step for each batch, of job.loader() "
                 "itself"
             )
-        if self._skips:
-            return
-        if any(parameter.grad is not None for parameter in self._strategy.module.parameters()):
-            raise TrainingError(
-                "no optimizer was stepped since job.next(), or for a batch of job.loader(), and a resize would lose "
-                "the gradients; accumulate within one iteration, over `for number in job.share(n):`"
-            )
+        self._left.end(stepped)
 
     def _end_share(self) -> None:
         """Until the next one nothing may be computed with gradients, or stepped."""
@@ -329,6 +347,8 @@ class OwnLoop:
     def begin_micro_batch(self, share: Share, position: int, counts: bool, last: bool) -> None:
         if not counts:
             self._strategy.weight = 0.0
+        for _, options in replicas_of(self._strategy):
+            check_graph(options, share.total > 1, "more micro batches than one")
         self._strategy.sync(last)
         self.seed(share.number, position, OF_MICRO_BATCH)
 
@@ -359,7 +379,10 @@ class OwnLoop:
                 f"the script called step() of a {name} whose gradients no other rank has seen; compute the loss by "
                 "what job.replicate() or job.shard() returned, and go over job.share(total) to its end"
             )
+        self._left.check(optimizer)
+        self._session.optimizers().check_groups("job.keep()")
         self._stepped.add(id(optimizer))
+        self._taken.update(number for number, entry in enumerate(self._kept) if entry is optimizer)
         self._session.last_state.step_begins()
 
     def _ended_by(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -379,6 +402,7 @@ class OwnLoop:
 
     def close(self) -> None:
         """The script is over: it has left its loop, or failed."""
+        self._left.forget()
         if self._handle is not None:
             self._handle.remove()
             self._handle = None

@@ -51,6 +51,36 @@ def check_options(call: str, options: Iterable[str], others: str = "") -> None:
             )
 
 
+class Trained:
+    """Which parameters DistributedDataParallel knows of: those that require a gradient when it is made. One that is
+    switched on later would get each rank's own gradient, and one that is switched off would be waited for."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._parameters = module, list(module.parameters())
+        self._told: list[bool] = []
+
+    def now(self) -> list[bool]:
+        return [parameter.requires_grad for parameter in self._parameters]
+
+    def told(self) -> None:
+        """One is made now."""
+        self._parameters = list(self._module.parameters())
+        self._told = self.now()
+
+    def differ(self, now: list[bool]) -> bool:
+        """Whether it was told of others, so that another one is needed."""
+        return now != self._told
+
+
+@contextmanager
+def kept_gradients(module: nn.Module) -> Iterator[None]:
+    """Behind this a module's gradients are what they were, in memory of their own."""
+    kept = [(entry, None if entry.grad is None else entry.grad.clone()) for entry in module.parameters()]
+    yield
+    for entry, grad in kept:
+        entry.grad = grad
+
+
 class _Attach(torch.autograd.Function):
     """The identity on a tensor, whose backward also hands `values` to the hidden parameter as its gradient."""
 
@@ -101,12 +131,12 @@ class Replicated(Strategy):
     def __init__(self, module: nn.Module, ddp_options: dict[str, Any]) -> None:
         check_options("job.wrap", ddp_options, "strategy, scaler, parallelize, and ")
         super().__init__(module)
-        self._options = {"gradient_as_bucket_view": True, **ddp_options}
+        self.ddp_options = {"gradient_as_bucket_view": True, **ddp_options}
         self._at_outputs = bool(ddp_options.get("find_unused_parameters") or ddp_options.get("static_graph"))
         self._ddp: DistributedDataParallel | None = None
         self._outer: _Outer | None = None
         self._ranks = 1
-        self._trained: list[bool] = []
+        self._trained = Trained(module)
         self._called = False
         self._bypass = 0
         self._calls = Calls(module)
@@ -120,14 +150,15 @@ class Replicated(Strategy):
 
     def connect(self, world: World) -> None:
         # Nothing is broadcast here: that all ranks hold the same parameters before the first step is the caller's care.
-        self._ranks, self._world, self._trained = world.size, world, self._trained_now()
+        self._ranks, self._world = world.size, world
+        self._trained.told()
         self._calls.enter(world)
         self._norms.over(self.module.parameters(), shared=world.size > 1)
         if world.size == 1:
             return
         hidden = nn.Parameter(torch.zeros(VOTE_SIZE, dtype=self._dtype, device=self._device))
         self._outer = _Outer(self.module, hidden, self._at_outputs)
-        self._ddp = DistributedDataParallel(self._outer, **UNSYNCED, **self._options)
+        self._ddp = DistributedDataParallel(self._outer, **UNSYNCED, **self.ddp_options)
         # The hidden parameter's gradient is among the first; what is queued there runs when all have been computed,
         # and before DistributedDataParallel, which queues later, waits for their means.
         engine: Any = torch.autograd.Variable._execution_engine
@@ -150,14 +181,16 @@ class Replicated(Strategy):
         finally:
             self.disconnect()
 
-    def begin_pass(self) -> None:
-        world = self._world
-        if world is not None and self._trained != self._trained_now():  # DistributedDataParallel looked once
+    def _connect_again(self) -> None:
+        """In the same world, of what is trained now; gradients that micro batches have gathered stay."""
+        world, ddp = self._world, self._ddp
+        if world is None:
+            raise AssertionError("called outside a world")
+        with kept_gradients(self.module):
             self.disconnect()
             self.connect(world)
-
-    def _trained_now(self) -> list[bool]:
-        return [parameter.requires_grad for parameter in self.module.parameters()]
+        if self._ddp is not None and ddp is not None:
+            self._ddp.require_backward_grad_sync = ddp.require_backward_grad_sync
 
     def disconnect(self) -> None:
         self._ddp = self._outer = self.mesh = self._world = None
@@ -176,6 +209,8 @@ class Replicated(Strategy):
         self._called = self._called or (not self._bypass and torch.is_grad_enabled())
         if not self._bypass and torch.is_grad_enabled():
             self._calls.note(args, kwargs)
+            if self._world is not None and not self.void and self._trained.differ(self._trained.now()):
+                attempt(self._connect_again, self.on_error, lambda: None)
         if self._ddp is None or self._bypass or self.void or not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
         # Buffers and buckets are agreed on in the forward pass.

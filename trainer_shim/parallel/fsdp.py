@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from slurm_elastic.protocol.errors import TrainingError
 from ..data.sampling import Micro
 from ..world.agreement import TallyReader, Vote, VoteExchange, attempt
 from ..world.mesh import (
+    CUTS_ON_CPUS,
     CUTS_TWICE,
     PLACES,
     REPLICAS,
@@ -37,7 +39,7 @@ from ..world.mesh import (
     settle_gradients,
 )
 from ..world.process_group import World, buckets_of
-from ..world.rehearsal import rehearse
+from ..world.rehearsal import quiet_world, rehearse
 from . import local_optimizer_step
 from .initial_values import check_init, draw, names_on_meta
 from .planned_sharding import plan_of
@@ -137,6 +139,25 @@ class Sharded(Strategy):
     def rehearse(self, rank: int, size: int) -> None:
         if self._shard is shard_blocks and not self._units:
             rehearse(rank, size, self._device, self._blank.parameters())
+
+    def try_two(self, step: Callable[[Any], None]) -> None:
+        """On one rank alone, before training: raise TrainingError for what ends a world of two. step: one optimizer."""
+        if self._units or (self._device.type == "cpu" and not CUTS_ON_CPUS):
+            return
+        with quiet_world(0, 2) as world:
+            mesh = mesh_of(world, self._device, units=False)
+            if mesh is None:
+                raise AssertionError("a world of two has a mesh")
+            if self._shard is not None and self._shard is not shard_blocks:
+                blank = copy.deepcopy(self._blank)
+                try:
+                    self._shard(blank, mesh)
+                except Exception as error:  # whatever it is
+                    what = f"{type(error).__name__}: {error}".splitlines()[0]
+                    raise TrainingError(f"shard=function(model, mesh) does not shard over two ranks ({what})") from None
+                release(mesh, blank)
+            for optimizer in self._optimizers:
+                _try_step(optimizer, mesh, self._device, step)
 
     def disconnect(self) -> None:
         """Back to a whole module, whose parameters have no memory: the next world gives them some, and fills it from
@@ -303,6 +324,35 @@ def _give_memory(module: nn.Module, device: torch.device) -> None:
                 part._parameters[key] = made[id(parameter)][1]
     if any(tensor.is_meta for tensor in [*module.parameters(), *module.buffers()]):
         module._apply(with_memory)
+
+
+def _try_step(optimizer: torch.optim.Optimizer, mesh: DeviceMesh, device: torch.device, step: Any) -> None:
+    """A step of another one like it, for small parameters of the same kinds that are cut up."""
+    twin: Any = object.__new__(type(optimizer))
+    twin.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})  # a scheduler's
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        setattr(twin, name, OrderedDict())
+    twin.state, twin.param_groups, modules = defaultdict(dict), [], nn.ModuleList()
+    for group in optimizer.param_groups:
+        kinds = {(entry.dim(), entry.dtype) for entry in group["params"]}
+        small = [
+            nn.Parameter(torch.ones((4,) * dim, dtype=kind, device=device)) for dim, kind in sorted(kinds, key=str)
+        ]
+        module = nn.ParameterList(small)
+        fully_shard(module, mesh=mesh)
+        for parameter in module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        modules.append(module)
+        twin.param_groups.append({**group, "params": list(module.parameters())})
+    try:
+        step(twin)
+    except Exception as error:  # whatever it is
+        raise TrainingError(
+            f"a {type(optimizer).__name__} cannot step parameters that are cut up over ranks ({type(error).__name__}: "
+            f"{str(error).splitlines()[0][:160]}); accepted: one that can, e.g. AdamW, or a model that is not sharded"
+        ) from None
+    finally:
+        release(mesh, modules)
 
 
 def _forget(module: nn.Module) -> None:

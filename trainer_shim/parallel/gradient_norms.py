@@ -82,7 +82,7 @@ class GradientNorms:
         return (_sum(own), _sum(self._norms())) if self._wanted and own else None
 
     def _norms(self) -> list[torch.Tensor]:
-        grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        grads = [_filled(entry.grad) for entry in self._parameters if entry.grad is not None]
         narrow = [grad for grad in grads if grad.dtype.itemsize < 4]  # half precision would not hold a norm exactly
         wide = [grad for grad in grads if grad.dtype.itemsize >= 4]
         norms = list(torch._foreach_norm(wide)) if wide else []
@@ -94,7 +94,13 @@ class GradientNorms:
         self._hooks = []
 
 
+def _filled(grad: torch.Tensor) -> torch.Tensor:
+    """What a gradient's norm is the norm of; of a sparse one, as embeddings may have, the rows that are there."""
+    return grad.coalesce().values() if grad.is_sparse else grad
+
+
 def _norm(grad: torch.Tensor) -> torch.Tensor:
+    grad = _filled(grad)
     narrow = grad.dtype.itemsize < 4
     norm: torch.Tensor = torch.linalg.vector_norm(grad, dtype=torch.float32 if narrow else None)
     return norm

@@ -23,7 +23,7 @@ from ..data.sampling import Micro, mix
 from ..world.agreement import TallyReader, Vote, attempt
 from ..world.process_group import World
 from .compiled import Calls, total
-from .ddp import UNSYNCED, check_options
+from .ddp import UNSYNCED, Trained, check_options, kept_gradients
 from .strategy import Called, Strategy, Wrapped, unseen
 
 
@@ -54,8 +54,6 @@ class OwnModel(Called, Protocol):
     def expect(self, rows: int) -> None:
         """Samples of the micro batch that comes; 0: nobody knows."""
 
-    def begin_pass(self) -> None: ...
-
     def disconnect(self) -> None: ...
 
     def new_share(self) -> None: ...
@@ -78,10 +76,13 @@ class Replica:
         self.module = module
         self.ddp: DistributedDataParallel | None = None
         check_options("job.replicate", options)
-        self._options = {"gradient_as_bucket_view": True, **options}
+        self.ddp_options = {"gradient_as_bucket_view": True, **options}
         self._owner = owner
         self._calls = Calls(module, len(owner.models))
-        self._trained: list[bool] = []
+        self._trained = Trained(module)
+        self._shared = self._awaits = False
+        """In a world of several ranks; a call whose gradients have not travelled yet."""
+        self._travels = True
         self.called = False
         """Since the last share was handed out, with gradients."""
         self.exchanged = False
@@ -98,7 +99,7 @@ class Replica:
 
     def compile_ahead(self, rows: Collection[int]) -> None:
         def enter(world: World) -> Callable[..., Any]:
-            ddp = DistributedDataParallel(self.module, **UNSYNCED, **self._options)
+            ddp = DistributedDataParallel(self.module, **UNSYNCED, **self.ddp_options)
             ddp.require_backward_grad_sync = False  # nobody is there
             return lambda *args, **kwargs: total(ddp(*args, **kwargs)).backward()
 
@@ -112,22 +113,27 @@ class Replica:
 
     def connect(self, world: World) -> None:
         self._calls.enter(world)
-        if world.size > 1:
+        self._shared = world.size > 1
+        if self._shared and any(self._trained.now()):
             self._connect()
 
     def _connect(self) -> None:
-        self.ddp = DistributedDataParallel(self.module, **UNSYNCED, **self._options)
-        self._trained = self._trained_now()
+        self._trained.told()
+        self.ddp = DistributedDataParallel(self.module, **UNSYNCED, **self.ddp_options)
         self.ddp.register_comm_hook(None, lambda state, bucket: self._sum(bucket))
+        self.ddp.require_backward_grad_sync = self._travels
 
-    def begin_pass(self) -> None:
-        """DistributedDataParallel looks once at what is trained."""
-        if self.ddp is not None and self._trained != self._trained_now():
-            self.disconnect()
+    def _connect_again(self) -> None:
+        """DistributedDataParallel looks once at what is trained: where that is other parameters now, another one is
+        made, on all ranks alike. What their gradients are stays."""
+        if self._awaits:
+            raise TrainingError(
+                "requires_grad of some of a model's parameters was changed between its call and the backward pass; "
+                "accepted: before the call"
+            )
+        with kept_gradients(self.module):
+            self.ddp = None
             self._connect()
-
-    def _trained_now(self) -> list[bool]:
-        return [parameter.requires_grad for parameter in self.module.parameters()]
 
     def disconnect(self) -> None:
         self.ddp = None
@@ -135,30 +141,36 @@ class Replica:
             parameter.grad = None  # a view into the dropped object's buckets
 
     def new_share(self) -> None:
-        self.called = self.exchanged = False
+        self.called = self.exchanged = self._awaits = False
 
     def sync(self, travels: bool) -> None:
+        self._travels = travels
         if self.ddp is not None:
             self.ddp.require_backward_grad_sync = travels
 
     @property
     def complete(self) -> bool:
-        return self.called and (self.exchanged or self.ddp is None)
+        return self.called and (self.exchanged or not self._shared)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        owner, ddp = self._owner, self.ddp
+        owner = self._owner
         if not torch.is_grad_enabled() or owner.bypass:
             return self.module(*args, **kwargs)
         owner.expect_share()
         self.called = True
         self._calls.note(args, kwargs)
-        if ddp is None:
+        if not self._shared or not any(now := self._trained.now()):
             return self.module(*args, **kwargs)
+        if self.ddp is None or self._trained.differ(now):
+            attempt(self._connect_again, owner.on_error, lambda: None)
+        ddp, self._awaits = self.ddp, self._travels
+        if ddp is None:
+            raise AssertionError("called outside a world")
         # Buffers and buckets are agreed on in the forward pass.
         return attempt(lambda: ddp(*args, **kwargs), owner.on_error, lambda: None)
 
     def _sum(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        self.exchanged = True
+        self.exchanged, self._awaits = True, False
         owner = self._owner
         buffer: torch.Tensor = bucket.buffer()
         if owner.weight:
@@ -202,6 +214,8 @@ class OwnBackward(Strategy):
         self.used = False
         """Whether a model was called with gradients since then."""
         self.bypass = 0
+        self.on_backward: Callable[[nn.Module], None] = lambda module: None
+        """Called before gradients are added to those of a module that is cut up."""
 
     def add(self, model: OwnModel, seen: Callable[[tuple[Any, ...], dict[str, Any]], None] = unseen) -> Any:
         """One more; what the script calls instead of it. seen: gets what each call is given."""
@@ -236,10 +250,6 @@ class OwnBackward(Strategy):
         self._world = self.mesh = None
         for model in self.models:
             model.disconnect()
-
-    def begin_pass(self) -> None:
-        for model in self.models:
-            model.begin_pass()
 
     def take(self, weight: float) -> None:
         """From now on gradients count by this weight."""

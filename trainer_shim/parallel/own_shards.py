@@ -9,7 +9,7 @@ Limit: a loss that uses parameters themselves, beside the model's result, counts
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -59,9 +59,6 @@ class OwnShards:
     def rehearse(self, rank: int, size: int) -> None:
         self.parts.rehearse(rank, size)
 
-    def begin_pass(self) -> None:
-        """What is trained is looked at in every step."""
-
     def disconnect(self) -> None:
         self.parts.disconnect()
         for parameter in self.module.parameters():
@@ -85,12 +82,12 @@ class OwnShards:
             return attempt(lambda: self.module(*args, **kwargs), owner.on_error, lambda: None)
         owner.expect_share()
         self._called = True
-        if self._ranks == 1:
+        if self.mesh is None:
             return self.module(*args, **kwargs)
         factor = owner.weight * self._ranks
         (args, kwargs), _ = _weighted((args, kwargs), 1 / factor if factor else 0.0)
         result = attempt(lambda: self.module(*args, **kwargs), owner.on_error, lambda: None)
-        result, found = _weighted(result, factor)
+        result, found = _weighted(result, factor, lambda: owner.on_backward(self.module))
         if not found and any(parameter.requires_grad for parameter in self.module.parameters()):
             raise TrainingError(
                 f"a model of job.shard() returned a {type(result).__name__} in which no tensor with a gradient was "
@@ -103,21 +100,22 @@ class _Weighted(torch.autograd.Function):
     """The same tensor, whose gradient counts by a factor."""
 
     @staticmethod
-    def forward(context: Any, tensor: torch.Tensor, factor: float) -> torch.Tensor:
-        context.factor = factor
+    def forward(context: Any, tensor: torch.Tensor, factor: float, begins: Callable[[], None]) -> torch.Tensor:
+        context.factor, context.begins = factor, begins
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (gradient,) = gradients
+        context.begins()
         # What was computed for company may be anything.
-        return gradient * context.factor if context.factor else torch.zeros_like(gradient), None
+        return gradient * context.factor if context.factor else torch.zeros_like(gradient), None, None
 
 
-def _weighted(tree: Any, factor: float) -> tuple[Any, int]:
-    """With all tensors that have a gradient weighted; and how many those are."""
+def _weighted(tree: Any, factor: float, begins: Callable[[], None] = lambda: None) -> tuple[Any, int]:
+    """With all tensors that have a gradient weighted; and how many those are. begins: called in their backward pass."""
     leaves, structure = tree_flatten(tree)
     weighted: Any = _Weighted.apply
     takes = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves]
-    leaves = [weighted(leaf, factor) if take else leaf for leaf, take in zip(leaves, takes, strict=True)]
+    leaves = [weighted(leaf, factor, begins) if take else leaf for leaf, take in zip(leaves, takes, strict=True)]
     return tree_unflatten(leaves, structure), sum(takes)

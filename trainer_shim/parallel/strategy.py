@@ -47,9 +47,6 @@ class Strategy(ABC):
         """In the first world: give what the script has left on the meta device its initial values; buffers only, where
         parameters come from elsewhere."""
 
-    def begin_pass(self) -> None:  # noqa: B027
-        """A pass over the data begins: the script may have frozen parameters, or released them, on all ranks alike."""
-
     def rehearse(self, rank: int, size: int) -> None:  # noqa: B027
         """On a joiner, while the old world still trains: what shortens the first moments in a world of this size."""
 

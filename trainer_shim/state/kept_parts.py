@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterable, Iterator, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 PINNED_SHARE = 0.25
 """Of the host's memory, the most that a process pins for snapshots. A GPU copies into it at four times the speed."""
+PLAIN_LOADS = ("torch.nn.modules.module", "torch.nn.modules.batchnorm")
+"""Where torch's functions are that load a module's tensors by copying them."""
 
 
 class State:
@@ -39,6 +42,8 @@ class State:
         self._own: set[str] = set()
         """Parts whose tensors only a step changes: the model and what wrap() was given."""
         self._marked: dict[str, Any] | None = None
+        self._versions: dict[str, Any] = {}
+        """Of the modules among the parts, what else their state_dict() says: the versions of its form."""
 
     def keep(self, name: str, part: Any, own: bool = False) -> None:
         """Keep one more part. own: only a step changes its tensors. Raises TrainingError when it cannot be saved, or
@@ -65,8 +70,27 @@ class State:
 
     def capture(self) -> dict[str, Any]:
         """References to everything, as of now; of the parts as of mark(), where there is one."""
-        parts = self._marked or {name: part.state_dict() for name, part in self.parts.items()}
-        return {"format": FORMAT, "progress": dataclasses.asdict(self.progress), "parts": parts}
+        parts = self._marked or {name: self._state_of(name) for name in self.parts}
+        progress = {**dataclasses.asdict(self.progress), "frozen": self.frozen()}
+        return {"format": FORMAT, "progress": progress, "parts": parts, "versions": dict(self._versions)}
+
+    def frozen(self) -> tuple[str, ...]:
+        """Parameters of the model that are not trained now."""
+        model = self.parts.get("Model")
+        parameters = model.named_parameters() if isinstance(model, torch.nn.Module) else ()
+        return tuple(name for name, parameter in parameters if not parameter.requires_grad)
+
+    def freeze(self, names: Container[str]) -> None:
+        """Have these not be trained, and all others: what requires a gradient is part of the state, too."""
+        model = self.parts.get("Model")
+        for name, parameter in model.named_parameters() if isinstance(model, torch.nn.Module) else ():
+            parameter.requires_grad_(name not in names)
+
+    def _state_of(self, name: str) -> dict[str, Any]:
+        state = self.parts[name].state_dict()
+        if isinstance(self.parts[name], torch.nn.Module):
+            self._versions[name] = dict(getattr(state, "_metadata", {}))
+        return state
 
     def capture_values(self) -> dict[str, Any]:
         """As capture(), without what the model has on the meta device. Raises TrainingError for another part that has
@@ -89,8 +113,8 @@ class State:
         """Until unmark() captures are of the parts as they are now. Tensors that only a step changes are not copied;
         those of what the script keeps are, into host memory."""
         self._marked = {
-            name: restructured(part.state_dict()) if name in self._own else copied(part.state_dict())
-            for name, part in self.parts.items()
+            name: restructured(self._state_of(name)) if name in self._own else copied(self._state_of(name))
+            for name in self.parts
         }
 
     def unmark(self) -> None:
@@ -171,7 +195,7 @@ class State:
             if name in skip or (only is not None and name not in only):
                 continue
             try:
-                part.load_state_dict(saved[name])
+                part.load_state_dict(_with_versions(saved[name], captured.get("versions", {}).get(name)))
             except (RuntimeError, ValueError, KeyError, TypeError) as error:
                 raise TrainingError(f"the state of '{name}' does not fit this script: {error}") from error
             if isinstance(part, torch.optim.Optimizer):
@@ -200,17 +224,59 @@ class State:
         """Tensors for what a packed capture names, by slot, to be filled: the model's own where they fit. And what to
         call then, to take over the capture."""
         found: list[torch.Tensor] = []
-        own_model = pack(self.parts["Model"].state_dict(), found) if "Model" in self.parts else None
         places: dict[int, torch.Tensor] = {}
-        match(skeleton["parts"].get("Model"), own_model, found, places)
+        if "Model" in self.parts:
+            own_model = pack(self.parts["Model"].state_dict(), found)
+            own = self.own_places()
+            match(skeleton["parts"].get("Model"), own_model, found, places, lambda tensor: place_of(tensor) in own)
         tensors = [
             places[slot.number]
             if slot.number in places
             else torch.empty(slot.shape, dtype=slot.dtype, device=device if slot.device != "cpu" else "cpu")
             for slot in slots_of(skeleton)
         ]
-        skip = {"Model"} if len(places) == len(found) else set()
+        skip = {"Model"} if self.has_arrived(skeleton, places) else set()
         return tensors, lambda: self.restore(unpack(skeleton, tensors), skip=skip)
+
+    def own_places(self) -> set[Any]:
+        """Where the model's parameters and buffers lie (place_of): what its state_dict() gives besides is a copy, or
+        another view, which only its load_state_dict() can take over."""
+        model = self.parts.get("Model")
+        tensors = (*model.parameters(), *model.buffers()) if isinstance(model, torch.nn.Module) else ()
+        return {place_of(tensor) for tensor in tensors}
+
+    def has_arrived(self, skeleton: Any, places: Container[int]) -> bool:
+        """Whether a model whose tensors of these numbers are filled needs no load_state_dict() any more."""
+        saved, model = skeleton["parts"].get("Model", {}), self.parts.get("Model")
+        filled = all(isinstance(entry, Slot) and entry.number in places for entry in saved.values())
+        return filled and isinstance(model, torch.nn.Module) and all(map(_only_copies, model.modules()))
+
+
+def place_of(tensor: torch.Tensor) -> Any:
+    """What two tensors have in common that are the same memory, seen alike."""
+    part = getattr(tensor, "_local_tensor", tensor)
+    if part.layout != torch.strided or type(part) not in (torch.Tensor, torch.nn.Parameter):
+        return id(tensor)
+    return part.data_ptr(), part.shape, part.stride(), part.dtype
+
+
+def _only_copies(module: torch.nn.Module) -> bool:
+    """Whether load_state_dict() of this module, without its submodules, does nothing but copy tensors."""
+    hooks = [*module._load_state_dict_pre_hooks.values(), *module._load_state_dict_post_hooks.values()]
+    functions = [getattr(hook, "hook", hook) for hook in hooks]
+    functions += [type(module)._load_from_state_dict, module.load_state_dict]
+    return all(
+        str(getattr(entry, "__module__", "")).startswith(("torch.distributed", *PLAIN_LOADS)) for entry in functions
+    )
+
+
+def _with_versions(state: Any, versions: Any) -> Any:
+    """A module's state with what pack() leaves out of it; any other as it is."""
+    if not versions:
+        return state
+    state = OrderedDict(state)
+    state._metadata = OrderedDict(versions)
+    return state
 
 
 def _lay_out(optimizer: torch.optim.Optimizer) -> None:

@@ -72,8 +72,14 @@ def slots_of(value: Any) -> Iterator[Slot]:
             yield from slots_of(entry)
 
 
-def match(theirs: Any, own: Any, own_tensors: list[torch.Tensor], places: dict[int, torch.Tensor]) -> None:
-    """Where their model tensor and ours have one name, kind and shape, receive into ours without a copy."""
+def match(
+    theirs: Any,
+    own: Any,
+    own_tensors: list[torch.Tensor],
+    places: dict[int, torch.Tensor],
+    fits: Callable[[torch.Tensor], bool],
+) -> None:
+    """Where their model tensor and ours have one name, kind and shape, and ours fits, receive into it: no copy."""
     if not isinstance(theirs, dict) or not isinstance(own, dict):
         return
     for key, slot in theirs.items():
@@ -81,7 +87,7 @@ def match(theirs: Any, own: Any, own_tensors: list[torch.Tensor], places: dict[i
         if isinstance(slot, Slot) and isinstance(mine, Slot):
             same = (slot.shape, slot.dtype, slot.device) == (mine.shape, mine.dtype, mine.device)
             place = own_tensors[mine.number]
-            if same and place.is_contiguous():
+            if same and place.is_contiguous() and fits(place):
                 places[slot.number] = place
         elif isinstance(slot, dict):
-            match(slot, mine, own_tensors, places)
+            match(slot, mine, own_tensors, places, fits)

@@ -38,7 +38,7 @@ class TrainingProgress:
     """About how much weight a sample has, a power of two, where the script weighs its losses: gradients are of the
     usual size while they are added up."""
     frozen: tuple[str, ...] | None = None
-    """Parameters that the pass under way, or the last one, does not train; None: no pass has begun."""
+    """Of what is captured: parameters that were not trained then; None: not known."""
     once: dict[int, Any] = dataclasses.field(default_factory=dict)
     """Results of this epoch's job.once() calls, by their order."""
     finished: bool = False

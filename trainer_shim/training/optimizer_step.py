@@ -49,14 +49,15 @@ class OptimizerSteps:
         if self._watch is not None:
             self._watch.end()
 
-    def begin_pass(self) -> None:
-        """Raises TrainingError for parameter groups that no restarted or joining worker would have."""
+    def check_groups(self, given_to: str = "job.wrap()") -> None:
+        """Before a step. Raises TrainingError for parameter groups that no restarted or joining worker would have.
+        given_to: what got the optimizers."""
         for optimizer, groups in zip(self.optimizers, self._groups, strict=True):
             if len(optimizer.param_groups) != groups:
                 raise TrainingError(
-                    f"a {type(optimizer).__name__} has another number of parameter groups than when job.wrap() got it, "
-                    "which a worker that joins or starts again could not take over; give it all groups at once, with "
-                    "requires_grad_(False) for parameters that are to be trained later"
+                    f"a {type(optimizer).__name__} has {len(optimizer.param_groups)} parameter groups and had {groups} "
+                    f"when {given_to} got it, which a worker that joins or starts again could not take over; give it "
+                    "all groups at once, with requires_grad_(False) for parameters that are to be trained later"
                 )
 
     def keep_in(self, state: State) -> None:
@@ -110,6 +111,7 @@ class OptimizerSteps:
     @contextmanager
     def stepping(self, progress: TrainingProgress) -> Iterator[None]:
         """While this lasts optimizers may be stepped, and hold the rates that belong to the batch."""
+        self.check_groups()
         with self._tuning.applied(progress), self._watch or nullcontext():
             yield
 

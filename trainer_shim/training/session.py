@@ -34,6 +34,7 @@ from ..world.agreement import Tally, TallyReader, Vote
 from ..world.process_group import World
 from ..world.rendezvous import Membership
 from .audit import Recorder
+from .first_step import look_ahead
 from .last_state import LastState
 from .learning_rate import Tuning
 from .leftovers import Leftovers
@@ -295,6 +296,8 @@ class Session:
         }
         if self.starts_at is not None:
             self.optimizers().begin_at(self.starts_at[2])
+        most = max(tuning.base, tuning.max_batch or 0)
+        look_ahead(self.state, self.model(), several=(micro or most) < most)
         if membership.client is not None:
             self.model().compile_ahead(self._coming_rows())
         membership.on_wait = lambda coming: self.model().rehearse(coming.rank, coming.size)
@@ -310,9 +313,6 @@ class Session:
             captured = self.snapshots.read_parts(found, None)
         with membership.ending_when_broken():
             self.world_switch.connect(world.rank == 0, captured=captured, in_parts=in_parts)
-        if self.state.progress.frozen is not None:
-            for name, parameter in self.model().module.named_parameters():
-                parameter.requires_grad_(name not in self.state.progress.frozen)
 
     def _coming_rows(self) -> set[int]:
         """Samples of the micro batches in the world that this worker was started for."""
@@ -332,6 +332,8 @@ class Session:
             saved, captured = found
             self.state.check(captured)
             self.state.take_progress(captured)
+            if self.state.progress.frozen is not None:
+                self.state.freeze(self.state.progress.frozen)
             self.log(f"restored from {saved.path} at step {saved.step}, {saved.samples} samples")
         elif self.starts_at is not None:
             self.state.progress.begin_at(*self.starts_at)

@@ -15,11 +15,13 @@ cannot.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from slurm_elastic.protocol.errors import OtherRankFailed
 
@@ -30,8 +32,8 @@ from ..parallel.strategy import Strategy
 from ..state.kept_parts import State
 from ..state.progress import TrainingProgress
 from ..state.trackers import Trackers
+from ..world import objects, state_transfer
 from ..world import process_group as worlds
-from ..world import state_transfer
 from ..world.process_group import Gate, World
 from ..world.rendezvous import LeftWorld, Membership
 from ..world.state_transfer import HeldParts
@@ -80,19 +82,25 @@ class StateBefore:
 
     progress: TrainingProgress
     buffers: list[tuple[str, torch.Tensor]]
+    extra: list[tuple[str, Any]]
+    """What modules keep besides, and give by get_extra_state()."""
     kept: HeldParts | None
     """Of a model that is cut up: this rank's parts."""
 
     @classmethod
-    def of(cls, progress: TrainingProgress, module: torch.nn.Module, kept: HeldParts | None) -> StateBefore:
+    def of(cls, progress: TrainingProgress, module: nn.Module, kept: HeldParts | None) -> StateBefore:
         buffers = [(name, buffer.detach().clone()) for name, buffer in module.named_buffers()]
-        return cls(dataclasses.replace(progress), buffers, kept)
+        keeps = [(n, m) for n, m in module.named_modules() if type(m).get_extra_state is not nn.Module.get_extra_state]
+        extra = [(name, copy.deepcopy(part.get_extra_state())) for name, part in keeps]
+        return cls(dataclasses.replace(progress), buffers, extra, kept)
 
-    def put_back(self, module: torch.nn.Module) -> None:
+    def put_back(self, module: nn.Module) -> None:
         now = dict(module.named_buffers())
         with torch.no_grad():
             for name, buffer in self.buffers:
                 now[name].copy_(buffer)
+        for name, state in self.extra:
+            module.get_submodule(name).set_extra_state(state)
 
 
 class WorldSwitch:
@@ -207,6 +215,8 @@ class WorldSwitch:
         seconds, fresh = session.membership.forming_s, kept is None
         if model.sharded and has_state and kept is None and in_parts is None:
             kept = HeldParts.of(captured or state.capture_values())
+        if len(holders) < world.size:  # groups are formed of what is trained, on all ranks alike
+            state.freeze(objects.share(state.frozen(), source=holders[0]))
         model.connect(world)
         model.initialize(session.tuning.seed, parameters=any(begun))
         if in_parts is not None:

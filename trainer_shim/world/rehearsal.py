@@ -1,4 +1,4 @@
-"""What a joiner does while the old world still trains: a world of the coming shape in which nobody else is.
+"""Worlds in which nobody else is: what a joiner does while the old world still trains, and what one rank tries alone.
 
 In a world's first moments torch works out how each shape of parameter is laid out on its mesh, and runs code for the
 first time. Here it does so over a group that communicates nothing, on tensors without memory and a layer of one number;

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..state.kept_parts import State
+from ..state.kept_parts import State, place_of
 from ..state.packed_tensors import Slot, pack, slots_of, unpack
 from . import objects, p2p, resharding
 from .mesh import PLACES, REPLICAS, DTensor, cuts_of, local_of
@@ -111,16 +111,19 @@ def fill(state: State, world: World, kept: HeldParts | None, fresh: bool, holder
     into = {number: (box, places[number]) for number, box in own_box.items()}
     for _ in _carry_out(pieces, slots, kept, world.rank, seconds, into):
         pass
-    captured = unpack(skeleton, tensors)
+    # What is no tensor a rank that has it keeps as its own: it may differ by rank.
+    captured = unpack(kept.skeleton if kept and not fresh else skeleton, tensors)
     names = None if fresh else {name for name, part in skeleton["parts"].items() if _is_cut(part, likes, kept)}
-    state.restore(captured, only=names, skip={"Model"} if _in_place(skeleton, likes) else set())
+    filled = {number for number, (_, own) in likes.items() if own}
+    state.restore(captured, only=names, skip={"Model"} if state.has_arrived(skeleton, filled) else set())
 
 
 def _likes(skeleton: Any, state: State) -> Iterator[tuple[int, tuple[torch.Tensor, bool]]]:
     """What tensors are to be laid out like, by slot; and whether they are the very tensors to be filled."""
+    own = state.own_places()
     for name, slot, like in state.likes(skeleton):
         if like.dtype == slot.dtype or not isinstance(state.parts[name], torch.nn.Module):
-            yield slot.number, (like, name == "Model")
+            yield slot.number, (like, name == "Model" and place_of(like) in own)
 
 
 def _place(slot: Slot, like: tuple[torch.Tensor, bool] | None, own: torch.Tensor | None) -> torch.Tensor:
@@ -145,12 +148,6 @@ def _is_cut(part: Any, likes: dict[int, tuple[torch.Tensor, bool]], kept: HeldPa
         isinstance(likes.get(slot.number, (None,))[0], DTensor) or (kept is not None and bool(kept.cuts[slot.number]))
         for slot in slots_of(part)
     )
-
-
-def _in_place(skeleton: Any, likes: dict[int, tuple[torch.Tensor, bool]]) -> bool:
-    """Whether everything of the model went straight into it."""
-    model = skeleton["parts"].get("Model", {})
-    return all(isinstance(v, Slot) and likes.get(v.number, (None, False))[1] for v in model.values())
 
 
 def _carry_out(

@@ -17,6 +17,7 @@ parser.add_argument("--batch", type=int, default=20)
 parser.add_argument("--slice", type=int, help="what the script takes in multiples only, as mixup does")
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--leave", type=int, default=-1, help="batch of an epoch behind which the loop over it is left")
+parser.add_argument("--apart", type=int, default=-1, help="batch of an epoch whose step rank 1 leaves out")
 parser.add_argument("--begin", type=int, nargs=3, help="epoch, step and samples of it that a foreign training has done")
 args = parser.parse_args()
 torch.set_default_dtype(torch.float64)
@@ -40,7 +41,7 @@ def main() -> None:
         job.begin_at(args.begin[0], step=args.begin[1], in_epoch=args.begin[2])
     pace = Pace(args)
     for _ in job.epochs(args.epochs):
-        train(job.loader(data, num_workers=args.workers), net, criterion, optimizer, pace)
+        train(job.loader(data, num_workers=args.workers), net, criterion, optimizer, pace, job.rank)
         loss = validate(x, data.tensors[1], net, criterion)
         validations.append(loss)
         scheduler.step()
@@ -51,7 +52,9 @@ def main() -> None:
         torch.save({"model": model.state_dict(), **kept, **counts}, Path(args.out) / f"{args.name}.pt")
 
 
-def train(loader: Iterable[Any], net: Any, criterion: Any, optimizer: torch.optim.Optimizer, pace: Pace) -> None:
+def train(
+    loader: Iterable[Any], net: Any, criterion: Any, optimizer: torch.optim.Optimizer, pace: Pace, rank: int
+) -> None:
     net.train()
     for i, (x, y) in enumerate(loader):
         pace()
@@ -60,6 +63,9 @@ def train(loader: Iterable[Any], net: Any, criterion: Any, optimizer: torch.opti
         loss = criterion(net(x), y)
         optimizer.zero_grad()
         loss.backward()
+        if i == args.apart and rank == 1:
+            optimizer.zero_grad()
+            continue
         optimizer.step()
         if i == args.leave:
             break

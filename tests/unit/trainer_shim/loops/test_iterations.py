@@ -192,6 +192,20 @@ def test_totals_that_differ_are_told(zygote: Zygote, begin: Start, tmp_path: Pat
         assert "in the iteration before this one: 7 on ranks 0 2, 8 on rank 1; accepted" in said_there
 
 
+def test_steps_that_differ_are_told(begin: Start, tmp_path: Path) -> None:
+    """A counter that only one rank has may decide over a step: ranks would drift apart without a word."""
+    control = begin("--apart", "3", script=EPOCHS)
+    control.spawn("a", "b")
+    control.ready("a", "b")
+    control.world("a", "b", source="fresh")
+    assert control.exits("a", "b") == [1, 1], control.story()
+    for name in "ab":
+        assert (
+            "in the iteration before this one: AdamW on rank 0, none on rank 1;"
+            in (tmp_path / f"{name}.log").read_text()
+        )
+
+
 @pytest.mark.parametrize("kind", [(), pytest.param(("--sharded",), marks=cuts)])
 def test_several_models_and_backward_passes_resized(
     zygote: Zygote, begin: Start, tmp_path: Path, kind: tuple[str, ...]

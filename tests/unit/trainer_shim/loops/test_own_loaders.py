@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,24 @@ def test_a_tensor_comes_back_to_where_it_was(made: list[elastic.Job]) -> None:
     part = job._session.state.parts["Variables1"]
     part.load_state_dict({"best": torch.ones(1), "seen": 1, "(devices)": {"best": "meta"}})
     assert variables["seen"] == 1 and isinstance(variables["best"], torch.Tensor) and variables["best"].is_meta
+
+
+@pytest.mark.parametrize(
+    ("count", "first"),
+    [
+        (enumerate, 1),
+        (lambda loader: enumerate(loader, 1), 2),
+        (lambda loader: enumerate(loader, loader.done), 1),
+        (lambda loader: zip(itertools.count(loader.done), loader, strict=False), 1),
+    ],
+)
+def test_enumerate_goes_on_within_a_pass(made: list[elastic.Job], count: Any, first: int) -> None:
+    """Where a pass is gone on with, as a worker does that joins in it: as for those that have seen its beginning."""
+    job, net, optimizer = own(made)
+    job.begin_at(step=1, samples=8, in_epoch=8)
+    numbers = []
+    for _ in job.epochs(1):
+        for number, batch in count(job.loader(DATA)):
+            numbers.append(number)
+            step(net, optimizer, batch)
+    assert numbers == [first, first + 1] and job.global_step == 3

@@ -137,6 +137,7 @@ def test_variables_are_kept_by_name(made: list[elastic.Job]) -> None:
             loss_of(net, (X, Y)).backward()
         held.append(part.state_dict())
         optimizer.step()
+        optimizer.zero_grad()
         variables["seen"] += 1
     assert held == [{"best": 1e9, "seen": 0}, {"best": torch.tensor(0.5), "seen": 1}]
     part.load_state_dict({"best": 3.0, "seen": 7})
@@ -273,6 +274,90 @@ def test_gradients_are_not_kept_over_a_boundary(made: list[elastic.Job]) -> None
     loss_of(net, (X, Y)).backward()
     with refused("no optimizer was stepped since job.next"):
         job.next()
+
+
+@pytest.mark.parametrize("scaler", [None, False, True])
+def test_a_window_over_batches_is_refused_in_its_first_batch(made: list[elastic.Job], scaler: bool | None) -> None:
+    """Whether or not a gradient scaler is kept, enabled or not: a worker that joins would lack what is gathered."""
+    job, net, optimizer = own(made)
+    scales = torch.amp.GradScaler("cpu", enabled=bool(scaler))
+    job.keep(scaler=None if scaler is None else scales)
+    batches = 0
+    with refused("no optimizer was stepped since job.next"):
+        for _ in job.epochs(1):
+            for batch in job.loader(DATA):
+                batches += 1
+                scales.scale(loss_of(net, batch) / 3).backward()
+                if batches % 3 == 0:
+                    scales.step(optimizer)
+                    scales.update()
+                    optimizer.zero_grad()
+    assert batches == 1
+
+
+@pytest.mark.parametrize("way", ["two optimizers", "a step in the middle", "never cleared", "clipped"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_step_with_gradients_of_an_earlier_iteration_is_refused(
+    made: list[elastic.Job], way: str, scaled: bool
+) -> None:
+    """Beside another optimizer's steps, where some step was taken in each iteration: in the first window, too."""
+    job, net, optimizer = own(made)
+    model = torch.nn.Linear(3, 1)
+    other, net2 = torch.optim.Adam(model.parameters()), job.replicate(model)
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+    job.keep(other=other, scaler=scaler)
+    with refused("with gradients of an iteration, or a batch"):
+        while job.next(4):
+            job.share(8)
+            scaler.scale(loss_of(net, (X, Y))).backward()
+            scaler.step(optimizer)
+            if way != "never cleared":
+                optimizer.zero_grad()
+            if way == "a step in the middle":
+                job.share(8)
+                scaler.scale(loss_of(net, (X, Y))).backward()
+            scaler.scale(loss_of(net2, (X, Y))).backward()
+            if job.global_step % 2 or way not in ("two optimizers", "clipped"):
+                if way == "clipped":
+                    scaler.unscale_(other)
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+                scaler.step(other)
+                other.zero_grad()
+            scaler.update()
+    assert job.global_step == 1
+
+
+def test_a_group_that_is_added_in_the_loop_is_refused_at_its_step(made: list[elastic.Job]) -> None:
+    job, net, optimizer = own(made)
+    with refused(r"a SGD has 2 parameter groups and had 1 when job.keep\(\) got it"):
+        while job.next(3):
+            job.share(8)
+            if job.global_step == 1:
+                optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+            loss_of(net, (X, Y)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert job.global_step == 1
+
+
+@pytest.mark.parametrize("to_none", [False, True])
+def test_gradients_that_are_cleared_before_a_step_may_be_left(made: list[elastic.Job], to_none: bool) -> None:
+    """The first network's loss adds to what the second one has left, which is cleared before it counts."""
+    job = elastic.join(batch=8)
+    made.append(job)
+    models = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)]
+    nets = [job.replicate(model) for model in models]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    job.keep(one=optimizers[0], other=optimizers[1])
+    while job.next(4):
+        for number, optimizer in enumerate(optimizers):
+            if number and job.global_step == 2:
+                continue
+            job.share(8)
+            optimizer.zero_grad(set_to_none=to_none)
+            nets[1](nets[0](X) if number == 0 else X).mean().backward()
+            optimizer.step()
+    assert job.global_step == 4
 
 
 def test_a_scaler_may_leave_out_a_step(made: list[elastic.Job]) -> None:
