@@ -52,6 +52,8 @@ PREIMPORTED = (
     "slurm_elastic.trainer_shim.job",
     "slurm_elastic.trainer_shim.parallel.fsdp",
 )
+SOCKET_PATH = 107
+"""Bytes of a Unix socket's path, at most."""
 
 
 @dataclass(slots=True)
@@ -375,11 +377,13 @@ def gpus(env: dict[str, str]) -> list[str]:
 
 
 def folder_for_sockets() -> str:
-    """Of one worker, named as python would: the path of a socket may not be long. "" where none can be made."""
-    try:
-        return tempfile.mkdtemp(prefix="pymp-")
-    except OSError:
-        return ""
+    """Of one worker, named as python would, in TMPDIR; in /tmp where the path of a socket would be too long there. ""
+    where none can be made."""
+    for place in (tempfile.gettempdir(), "/tmp"):
+        if len(os.fsencode(place)) <= SOCKET_PATH - len("/pymp-01234567/listener-01234567"):
+            with contextlib.suppress(OSError):
+                return tempfile.mkdtemp(prefix="pymp-", dir=place)
+    return ""
 
 
 def kill_group(pid: int, number: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import functools
 import os
 import secrets
@@ -244,8 +245,14 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
     job_dir.create(options.job_dir)
     lease = Lease(options.job_dir, *((str(jobs[0].job_id), jobs[0].restarts) if jobs else ()))
     options = replace(options, env={**options.env, "SELASTIC_MARK": job_dir.mark(options.job_dir)})
-    if options.audit:
-        Path(options.audit).mkdir(parents=True, exist_ok=True)
+    try:
+        Path(options.audit).mkdir(parents=True, exist_ok=True)  # "" is here
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # a full disk ends no job: its workers tell it
+            wanted = "a directory that you may write to"
+            raise ConfigError(
+                f"--audit {options.audit} cannot be made ({error.strerror}); accepted: {wanted}"
+            ) from None
     newest = job_dir.newest_step(options.job_dir)
     run = f"{options.cluster} {jobs[0].job_id}" if jobs else os.environ.get(RUN, "")
     job_dir.begin_program(options.job_dir, run, fresh=newest is None)
