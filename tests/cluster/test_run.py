@@ -172,7 +172,7 @@ def test_base_that_is_killed_leaves_no_companion(start: Callable[..., TrainingJo
 def test_put_back_at_another_size_and_preempted_it_goes_on(start: Callable[..., TrainingJob], tmp_path: Path) -> None:
     """A directory that an earlier Slurm's job of this number has left is not the job's. As selasticd requeues it writes
     a checkpoint, and on two nodes, not one, it finds its own directory and goes on from there; so it does when a job
-    of a higher tier takes its nodes, and every sample is seen once."""
+    of a higher tier takes its nodes, and every sample is seen once. That its script is edited then changes nothing."""
     job = start("-N1 --gres=gpu:2 --hold", "train.py 8000 1 0.1")
     foreign = tmp_path / ".selastic" / str(job.id)
     for name in ("logs", "checkpoints/step-000000000060"):
@@ -187,12 +187,14 @@ def test_put_back_at_another_size_and_preempted_it_goes_on(start: Callable[..., 
     _comes_back(job, slurm, Size(2, 2))
     assert list(job.folder.glob(f".selastic/{job.id}-2/checkpoints/step-*/checkpoint.json")), job.text()
     job.says("generation 2: 4 workers (2 x 2 of base), from checkpoint", 90)
+    (tmp_path / "train.py").write_text("unfinished(")
     job.slurm("scontrol", "create", "PartitionName=urgent", "Nodes=n[1-8]", "State=UP", "PriorityTier=20")
     urgent = job.slurm("sbatch", "--parsable", "-purgent", "-N8", "--gres=gpu:4", "-o/dev/null", "--wrap", "sleep 600")
     wait_until(lambda: job.field("Restarts") == "2", 60, job.text)
     job.slurm("scancel", urgent.strip())
     _comes_back(job, slurm, Size(2, 2))
     job.says("generation 3: 4 workers (2 x 2 of base), from checkpoint", 90)
+    job.says("train.py was edited since this job began")
     wait_until(lambda: job.sandbox.run(["scontrol", "delete", "PartitionName=urgent"]).returncode == 0)
     job.go()
     job.ends()

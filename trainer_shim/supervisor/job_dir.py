@@ -119,7 +119,8 @@ def begin_program(place: Path, run: str, fresh: bool) -> None:
     goes on in a new job may have edited it. So it is where the training begins anew."""
     folder = place / program.FOLDER
     with contextlib.suppress(OSError):
-        if fresh or not (folder / RUN).exists() or (folder / RUN).read_text() != run:
+        known = (folder / RUN).exists() and not own_files.foreign_below(folder)  # these are programs, too
+        if fresh or not known or (folder / RUN).read_text() != run:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700)
             (folder / RUN).write_text(run)

@@ -414,6 +414,26 @@ def test_a_directory_of_an_earlier_slurms_job_of_this_number_is_left_alone(tmp_p
     assert chosen("2026-11-26T12:00:00") == "7-4"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")
+def test_what_is_kept_of_a_program_is_of_this_run_and_of_this_user(tmp_path: Path) -> None:
+    """A requeued job finds it again; not a new job in the same directory, nor a training that begins anew."""
+    kept = tmp_path / "program" / "0-train.py"
+    for run, fresh, owner, stays in (
+        ("a 7", False, 0, True),
+        ("a 8", False, 0, False),
+        ("a 8", True, 0, False),
+        ("a 8", False, 65534, False),
+    ):
+        kept.parent.mkdir(exist_ok=True)
+        if run == "a 7":
+            job_dir.begin_program(tmp_path, run, fresh=True)
+        kept.write_text("1")
+        os.chown(kept, owner, owner)
+        job_dir.begin_program(tmp_path, run, fresh)
+        assert kept.exists() is stays, (run, fresh, owner)
+        assert kept.parent.stat().st_mode & 0o777 == 0o700
+
+
 def test_newest_step_counts_complete_checkpoints_only(tmp_path: Path) -> None:
     """A directory without its index is a write that was cut short."""
     assert job_dir.newest_step(tmp_path) is None
