@@ -57,6 +57,8 @@ class OwnLoop:
         self._voted: tuple[ComingWorld | None, VoteExchange] | None = None
         self._open = False
         """The loop is under way."""
+        self._ended = False
+        """It has been."""
         self._over_data = False
         """It goes over a dataset, and not by next()."""
         self._shares = self._given = 0
@@ -126,7 +128,10 @@ class OwnLoop:
             name: part for name, part in session.state.parts.items() if isinstance(part, torch.optim.Optimizer)
         }
         if not optimizers:
-            raise TrainingError(f"{call} was called before job.keep(optimizer=optimizer); keep what is to survive")
+            raise TrainingError(
+                f"{call} was called before job.keep(optimizer=optimizer); keep what is to survive, and where the "
+                "script changes parameters without one, do that in the step() of a torch.optim.Optimizer"
+            )
         session.state.only_steps_change(optimizers)
         self._kept = list(optimizers.values())
         scalers = [part for part in session.state.parts.values() if isinstance(part, torch.amp.GradScaler)]
@@ -168,6 +173,11 @@ class OwnLoop:
         if self._open:
             self._end_iteration()
             session.boundary()
+        elif self._ended:
+            raise TrainingError(
+                "job.next() was called again after the loop had ended, and the training is saved as over; accepted: "
+                "one loop, `while job.next(steps):` with all steps of its stages, and `if job.global_step < n:` inside"
+            )
         else:
             self.begin("job.next()")
         if self.stopped or (steps is not None and session.state.progress.step >= steps):
@@ -397,7 +407,7 @@ class OwnLoop:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def _finish(self, finished: bool) -> None:
-        self._open = False
+        self._open, self._ended = False, True
         self._session.finish(finished=finished)
 
     def close(self) -> None:

@@ -135,6 +135,6 @@ def _print_error(error: BaseException) -> None:
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
-    sys.excepthook(type(error), error, frames)
+    sys.excepthook(type(error), error.with_traceback(frames), frames)  # of the two, python's own takes the error's
     if said := hint(error):
         print(f"selastic: {said}", file=sys.stderr)

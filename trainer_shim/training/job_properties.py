@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..data.sampling import whole
 from ..numerics.batch import Rate
+from ..world.one_rank import line_of_script
 from .session import Session
+
+NO_RANK = (
+    "which is -1 on every worker before the loop, so that nobody is rank 0 there; accepted: job.once(function) for "
+    "what one process does, job.on_each_node(function), job.tracker(open). Seeds need no rank: each has one of its own"
+)
 
 
 class JobProperties:
@@ -18,11 +26,16 @@ class JobProperties:
         self._session = session
         self._tuning = session.tuning
         self._state = session.state
+        self._told = False
 
     @property
     def rank(self) -> int:
         """This worker's rank; -1 until it is in a world."""
-        return self._session.rank
+        rank = self._session.rank
+        if rank < 0 and not self._told and os.environ.get("SELASTIC_MAIN") and (line := line_of_script()):
+            self._told = True
+            sys.stderr.write(f"selastic: {line} asks for job.rank, {NO_RANK}\n")
+        return rank
 
     @property
     def world_size(self) -> int:

@@ -53,7 +53,9 @@ class Tuning:
     def use(self, optimizers: Sequence[Any]) -> None:
         """The optimizers to act on; what `auto` means depends on them."""
         if not optimizers:
-            raise TrainingError("job.wrap(model, optimizer) needs an optimizer")
+            raise TrainingError(
+                "job.wrap(model, optimizer) needs an optimizer, a torch.optim.Optimizer of the script's own also"
+            )
         self._optimizers = list(optimizers)
         self.rule = resolve_rule(self.rule, [type(entry).__name__ for entry in optimizers])
 

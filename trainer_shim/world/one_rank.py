@@ -76,7 +76,7 @@ class BeforePass:
             self._seen.__exit__(None, None, None)
 
     def _met(self, name: str) -> None:
-        line = _line_of_script()
+        line = line_of_script()
         if not line or self._told:
             return
         where = f"torch.distributed.{name}() is called at {line} before the pass over the data"
@@ -114,8 +114,8 @@ def _collectives_seen(met: Callable[[str], None]) -> Iterator[None]:
             setattr(dist, name, function)
 
 
-def _line_of_script() -> str:
-    """What calls, behind all of torch's own; empty where that is this package."""
+def line_of_script() -> str:
+    """What calls the caller, behind all of torch's own; empty where that is this package."""
     frame = sys._getframe(2)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))

@@ -60,6 +60,11 @@ class JobInputs:
                 found[job_id] = JobState(resize=resizes.get(job_id), resized=resized.get(job_id, ()))
                 continue
             report, (last, last_batch) = store.last_report(job_id), store.last_closed(job_id)
+            pinned = store.pinned(job_id)
+            if pinned is not None and last is not None and last.state != ResizeState.DONE:
+                said = store.last_events([job_id], EventKind.PINNED).get(job_id)
+                if said is not None and said.at > last.updated:
+                    last = None  # the owner knows of it
             failed = last is not None and last.state == ResizeState.FAILED and not last.add
             found[job_id] = JobState(
                 in_use=in_use[job_id],
@@ -68,7 +73,7 @@ class JobInputs:
                 last=last,
                 last_batch=last_batch,
                 failures=store.failed_in_a_row(job_id) if failed else 0,
-                pinned=store.pinned(job_id),
+                pinned=pinned,
                 observations=seen[job_id],
                 model=models.get(job_id),
                 unfitted=self._fitted.unfitted.get(job_id, ""),

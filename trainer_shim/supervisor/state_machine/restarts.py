@@ -229,7 +229,9 @@ class Restarts(Part):
         why = f"worker {worker.name} {_how(event)}"
         if worker.error and not event.raised:  # else its last lines say it
             why += f": {worker.error}"
-        for line in event.tail:
+        followed = worker.agent == context.batch_host and worker.index == 0
+        shown = event.raised and (followed or (event.error and event.error == self._error))
+        for line in () if shown else event.tail:
             context.do(Print(f"  {worker.name}| {line}"))
         if code == EXIT_LOST:
             # Perhaps it only noticed that another one died, as others do; that one's end says more, and is on its way.

@@ -189,6 +189,27 @@ def test_no_pause_is_longer_than_slurm_ran_the_job(world: World, said: float, co
     assert [row.pause_s for row in world.store.allocations(job.job_id)][-1] == counts
 
 
+def test_a_pin_ends_the_wait_after_a_failure(tmp_path: Path) -> None:
+    """Its owner knows of it: a resize that failed holds a later pin to the same size no longer back."""
+    world = World(tmp_path, failed_backoff_s=600.0)
+    job = world.elastic()
+    job.step()
+    world.store.pin(job.job_id, 8)
+    world.rounds.run()
+    opened = world.store.resize_of(job.job_id)
+    assert opened is not None and opened.gpus == 8
+    pieces = (Piece(job.job_id, "base", ("n1",), 4, "a100"),)
+    world.controller.phase(job.job_id, Phase(opened.id, "failed", 1, pieces, 240, world.slurm.now, detail="no"))
+    for pinned_again in (False, True):
+        world.slurm.now += 1
+        if pinned_again:
+            world.store.add_event(job.job_id, "pinned", USER, {"gpus": 8}, world.slurm.now)
+        world.rounds.run()
+        again = world.store.resize_of(job.job_id)
+        assert (again is not None and again.gpus == 8) == pinned_again
+    world.store.close()
+
+
 def test_a_training_that_stands_still_is_a_state_of_its_job(world: World) -> None:
     """Since its last step, by the clock of whoever asks, with no throughput; also after the daemon was started again,
     before its supervisor has spoken, which is planned with as soon as it has. A new world ends it."""

@@ -47,6 +47,24 @@ def test_a_collective_at_the_top_is_named_at_once(start: Callable[..., Run], tmp
     )
 
 
+def test_what_has_no_meaning_yet_or_any_more_is_told(start: Callable[..., Run], tmp_path: Path) -> None:
+    """job.rank before the loop, once, with its line and what to write; a second loop of job.next()."""
+    script = (
+        "import os, torch\nimport slurm_elastic.trainer_shim as elastic\njob = elastic.join(batch=4)\n"
+        "for _ in range(2):\n    if job.rank == 0:\n        os.makedirs('runs')\n"
+        "model = torch.nn.Linear(1, 1)\nopt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "net = job.replicate(model)\njob.keep(opt=opt)\n"
+        "for steps in (3, 6):\n    while job.next(steps):\n        opt.zero_grad()\n"
+        "        for _ in job.share(4):\n            net(torch.ones(1, 1)).sum().backward()\n        opt.step()\n"
+    )
+    (tmp_path / "train.py").write_text(script)
+    run = start("--nproc", "2", "--no-daemon", "train.py")
+    assert run.wait() == 1, run.text()
+    asks = f"train.py line {line_of(script, 'job.rank')} asks for job.rank, which is -1 on every worker before the loop"
+    assert run.text().count(asks) == 1
+    assert "job.next() was called again after the loop had ended" in run.text() and "starting again" not in run.text()
+
+
 def test_a_script_without_a_loop_is_told_so(start: Callable[..., Run], tmp_path: Path) -> None:
     """Before its first step where it trains by itself; at its end where it only joins, or not even that."""
     by_itself = TRAIN[: TRAIN.index("net =")] + (
