@@ -21,7 +21,7 @@ from .source import Block, Loop, Place, Program, Scope, Source, bindings, code, 
 BAR = r"(^|\.)(tqdm|track)$"
 """A bar around what a loop goes over."""
 FLAG = re.compile(
-    r"^(not )?\(?(\w+\.)?(ddp|is_ddp|use_ddp|(is_|use_|multiprocessing_)?distributed)\b(?! ==)|device_count\(\) > 1|"
+    r"^\(?(\w+\.)?(ddp|is_ddp|use_ddp|(is_|use_|multiprocessing_)?distributed)\b(?! ==| or)|device_count\(\) > 1|"
     r"[\"'](RANK|LOCAL_RANK|WORLD_SIZE|SLURM_PROCID)[\"'] in os\.environ|"
     r"(getenv|environ\.get)\([\"'](RANK|LOCAL_RANK|WORLD_SIZE)[\"'],? *[\"']?-?\d*[\"']?\)+ *(!= *-1|> *1|>= *0|> *-1)"
 )
@@ -95,10 +95,9 @@ class Change:
 
     def for_torchrun(self, node: cst.CSTNode) -> bool:
         """Whether it stands behind a condition that holds under torchrun alone."""
-        chain = [node, *self.source.above(node)]
-        for child, parent in pairwise(chain):
+        for child, parent in pairwise([node, *self.source.above(node)]):
             test = code(parent.test) if isinstance(parent, (cst.If, cst.IfExp)) and child is parent.body else ""
-            if FLAG.search(test) or test in self._flags:
+            if not test.startswith("not ") and (FLAG.search(test) or test in self._flags):
                 return True
         return False
 
@@ -144,8 +143,7 @@ class Change:
         loops = [entry for entry in source.above(node) if isinstance(entry, Loop)]
         counters = {name for loop in loops for name in counted_by(source, loop)}
         stores = [entry for entry in source.stores(source.scope(node)) if source.inside(entry[2], loops[-1])]
-        sums = {name for name, _, statement in stores if is_count(statement)}
-        changed = {name for name, _, statement in stores if name not in sums or not is_count(statement)} - counters
+        changed = {name for name, _, statement in stores if not is_count(source, statement)} - counters
         return not any(entry.value in changed for entry in names(node))
 
 
@@ -153,9 +151,8 @@ def _surely(statement: cst.CSTNode, name: str) -> bool:
     """Whether it binds, or reads, a name whichever way it takes: behind it there is a value."""
     if isinstance(statement, cst.If):
         other = statement.orelse
-        return any(names(statement.test, name)) or bool(
-            other and _surely(statement.body, name) and _surely(other, name)
-        )
+        both = other is not None and _surely(statement.body, name) and _surely(other, name)
+        return both or any(names(statement.test, name))
     if isinstance(statement, (cst.With, cst.Else, cst.IndentedBlock)):
         body = statement.body if isinstance(statement, cst.IndentedBlock) else [statement.body]
         return any(_surely(entry, name) for entry in [*getattr(statement, "items", ()), *body])
@@ -164,8 +161,10 @@ def _surely(statement: cst.CSTNode, name: str) -> bool:
     return False
 
 
-def is_count(node: cst.CSTNode) -> bool:
-    return isinstance(node, cst.AugAssign) and isinstance(node.value, cst.Integer)
+def is_count(source: Source, node: cst.CSTNode) -> bool:
+    """Whether it counts the rounds of a loop: under no condition, which may hold on one rank alone."""
+    around = next((entry for entry in source.above(node) if isinstance(entry, (cst.If, cst.Try, Loop))), None)
+    return isinstance(node, cst.AugAssign) and isinstance(node.value, cst.Integer) and isinstance(around, Loop)
 
 
 def counted_by(source: Source, loop: cst.CSTNode) -> list[str]:
@@ -210,18 +209,12 @@ def begin(program: Program) -> Change:
     chosen, inner = min(found, key=lambda pair: (not any(e.over_data for e in pair[1]), source.line(pair[0].node)))
     loop, line = chosen.node, f"line {source.line(chosen.node)} of {name}"
     if holder := next((entry for entry in source.above(loop) if isinstance(entry, cst.ClassDef)), None):
-        raise ElasticError(
-            f"{line} has its loop in {holder.name.value}; accepted: a loop in a function or in the module; "
-            "docs/how-to/make-a-script-elastic.md has what to write by hand"
-        )
+        by_hand = "by hand: docs/how-to/make-a-script-elastic.md"
+        raise ElasticError(f"{line} has its loop in {holder.name.value}; accepted: a loop in a function; {by_hand}")
     if isinstance(loop, cst.While) and any(entry.over_data for entry in inner):
-        raise ElasticError(
-            f"{line} goes over epochs with while; accepted: `for epoch in range(n)`, which becomes job.epochs(n)"
-        )
+        raise ElasticError(f"{line} goes over epochs with while; accepted: `for epoch in range(n)`")
     if any(deep.over_data for e in inner if not e.over_data for deep in nested(program, e.source, e.node)):
-        raise ElasticError(
-            f"{line} trains again and again: it is a loop around one over epochs; accepted: one training in a run"
-        )
+        raise ElasticError(f"{line} trains again and again, around a loop over epochs; accepted: one training in a run")
     return Change(program, Edits(source), loop, inner)
 
 

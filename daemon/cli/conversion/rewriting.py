@@ -60,10 +60,8 @@ def _place(change: Change) -> cst.BaseStatement:
     blocks = [entry for entry in source.above(loop) if isinstance(entry, Block) and source.inside(entry, change.scope)]
     tests = [code(getattr(source.parents.get(block), "test", cst.Name("_"))) for block in blocks]
     blocks = blocks[: next((n + 1 for n, test in enumerate(tests) if "__name__" in test), None)]
-    needed = [
-        *change.behind,
-        *(call for call in source.calls(change.scope, r"^exec$|parse_args$") if change.early(call)),
-    ]
+    options = source.calls(change.scope, r"^exec$|parse_args$")
+    needed = [*change.behind, *(call for call in options if change.early(call))]
     last = min((source.line(call) for call in change.made if source.inside(call, source.module)), default=1 << 30)
     for part in walk(cst.parse_expression(f"{change.batch}, {change.micro_batch or 1}")):
         named = isinstance(part, (cst.Name, cst.Attribute)) and not change.behind
@@ -96,8 +94,6 @@ def _join(change: Change, place: cst.BaseStatement) -> None:
     declared = ["global job"] if change.elsewhere and not isinstance(scope, cst.Module) else []
     change.edits.before(place, *declared, f"job = elastic.join(batch={', '.join(words)})", first=True)
     imports = [entry for entry in source.nodes if isinstance(entry, (cst.Import, cst.ImportFrom))]
-    first = next(
-        (e for e in imports if code(getattr(e, "module", None) or cst.Name("_")) != "__future__"), source.nodes[1]
-    )
+    first = next((e for e in imports if "__future__" not in code(e)), source.nodes[1])
     types = ["import types"] if change.boxed and source.aliases.get("types") != "types" else []
     change.edits.before(source.statement(first), *types, "import slurm_elastic.trainer_shim as elastic", first=True)

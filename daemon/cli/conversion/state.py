@@ -181,8 +181,8 @@ def _keeps(change: Change, name: str, nodes: Nodes) -> bool:
     """Whether a name is a variable to keep; objects are kept, or named, here."""
     texts = [code(value) for value, _ in change.given(name) if value is not None]
     rebound = any(not isinstance(entry, cst.Call) for _, entry in nodes)
-    inner = [(entry, inside) for where, entry in nodes for inside in change.inner if where.inside(entry, inside.node)]
-    alike = all(is_count(entry) and inside.over_data for entry, inside in inner)
+    inner = [(e, where, inside) for where, e in nodes for inside in change.inner if where.inside(e, inside.node)]
+    alike = all(is_count(where, entry) and inside.over_data for entry, where, inside in inner)
     if any(re.search(QUIET, text) for text in texts) or is_told(change.source, change.scope, name, set()):
         return False
     if _first_bound(change.source, [change.loop, *(entry.node for entry in change.inner)], name):

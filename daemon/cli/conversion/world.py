@@ -27,32 +27,18 @@ DRAWS = r"random_split$|train_test_split$|randperm$|random\.(shuffle|sample|choi
 ON_RANK_0 = re.compile(r"rank\b.*== *0|master|main_process|is_main")
 NAMED = (
     (r"^torch\.distributed\.barrier$", "no barrier is needed: job.once(function) has the others wait"),
-    (
-        r"^torch\.distributed\.(?!get_|is_)[a-z_]+(?<!process_group)$",
-        "this needs all ranks: in the loop only, not in job.once()",
-    ),
-    (
-        r"wandb\.init$|SummaryWriter$|mlflow\.start_run$",
-        "give it to job.tracker(...): it is rank 0's (docs/how-to/log-a-run.md)",
-    ),
+    (r"^torch\.distributed\.(?!get_|is_)[a-z_]+(?<!process_group)$", "all ranks: in the loop, and not in job.once()"),
+    (r"wandb\.init$|SummaryWriter$|mlflow\.start_run$", "it is rank 0's: job.tracker(...) (docs/how-to/log-a-run.md)"),
     (r"(^|\.)no_sync$", "gradients travel with the last micro batch of job.share(), with no no_sync()"),
-    (
-        r"(multiprocessing|^mp)\.(spawn|start_processes)$",
-        "`selastic run` starts a process for each GPU: call the function",
-    ),
+    (r"(multiprocessing|^mp)\.(spawn|start_processes)$", "`selastic run` starts a process for each GPU: call it"),
     (r"convert_sync_batchnorm$", "batch normalisation sees one rank's part: there is no synchronised one"),
     (r"(^|\.)(DataParallel)$", "each GPU has a process of its own: leave the model whole"),
-    (
-        r"FullyShardedDataParallel$|(^|\.)FSDP$|deepspeed\.init",
-        "give the model whole to job.shard(model), before the loop",
-    ),
-    (
-        r"(^|\.)fully_shard$",
-        "take elastic.fully_shard(), without mesh=, and job.shard(model) in place of job.replicate(model)",
-    ),
+    (r"FullyShardedDataParallel$|(^|\.)FSDP$|deepspeed\.init", "give the model whole to job.shard(model)"),
+    (r"(^|\.)fully_shard$", "elastic.fully_shard() without mesh=, and job.shard(model) for job.replicate(model)"),
     (r"\.set_epoch$", "the job's loader has another order in each epoch: this goes"),
 )
 """Calls, and what is to be done there."""
+SEVERAL_AND_0 = r"(is_initialized|distributed|world_size).*== *0"
 JUDGES = r"no_grad|inference_mode|\.eval\(\)"
 """Functions that train nothing."""
 UNEVEN = r"\b(reduction=[\"'](?!mean)|ignore_index=|weight=(?!None)|size_average=)"
@@ -64,9 +50,7 @@ def ranks(change: Change) -> None:
     for call in source.calls(source.module, GROUPS):
         if change.for_torchrun(call):
             change.note(call, "this is for torchrun; `selastic run` does not set RANK, so it is not taken there")
-        elif ("device" not in code(call.func) or "rank" in code(call).lower()) and isinstance(
-            source.parents[call], cst.Expr
-        ):
+        elif "device" not in code(call.func) or "rank" in code(call).lower():
             edits.remove(call)
     found: dict[str, str] = {}
     given = [entry for scope in dict.fromkeys([change.scope, source.module]) for entry in source.stores(scope)]
@@ -95,18 +79,15 @@ def ranks(change: Change) -> None:
             edits.remove(parent)
         elif kind == LOCAL and here and (device or isinstance(parent, cst.Arg)):
             edits.replace(device[-1] if device else node, "job.device")
-        elif early and (kind != LOCAL or not here):
-            change.leave(node, f"{kind.strip('()')} is not known before the loop: write what is meant there")
+        elif (early and (kind != LOCAL or not here)) or (kind == LOCAL and isinstance(parent, cst.Comparison)):
+            change.leave(node, "job.rank and world_size are known in the loop; job.on_each_node() is once for each")
             found[f"{code(node)} "] = kind
         else:
             change.elsewhere |= not here
             tests = [e.test for e in chain if isinstance(e, cst.If) and source.inside(node, e.test)]
-            several = [
-                e for e in tests if re.search(r"(is_initialized|distributed|world_size).*== *0", code(e), re.DOTALL)
-            ]
-            edits.replace(
-                several[0] if several else node, f"{RANK} == 0" if several or (node in tests and "==" in kind) else kind
-            )
+            several = [e for e in tests if re.search(SEVERAL_AND_0, code(e), re.DOTALL)]
+            short = several or (node in tests and "==" in kind)
+            edits.replace(several[0] if several else node, f"{RANK} == 0" if short else kind)
     for given_as, (name, node) in defined.items():
         if f"{name} " in found:
             edits.replace(given_as, found[name])
@@ -149,12 +130,11 @@ def remarks(change: Change, join: cst.CSTNode) -> None:
     """One sentence for each call that several processes would make, and for what no rule has taken. join: where the job
     joins."""
     main = change.source
-    for place in change.program.reached(main, main.module):
+    places = change.program.reached(main, main.module)
+    for place in [places[0], *(place for place in places if place.source is not main)]:
         source = place.source
         for call in source.calls(place.node, ""):
-            if source is main and (
-                place.node is not main.module or change.for_torchrun(call) or change.edits.gone(call)
-            ):
+            if source is main and (change.for_torchrun(call) or change.edits.gone(call)):
                 continue
             name, words = source.called(call), [code(entry) for entry in call.args]
             in_loop, first = change.runs(source, call), source is main and source.line(call) < source.line(join)
@@ -164,25 +144,18 @@ def remarks(change: Change, join: cst.CSTNode) -> None:
                 taken = [call, *(entry for entry in source.above(call) if source.called(entry).endswith("DataLoader"))]
                 if not change.claimed & set(taken):
                     sentence = "job.loader() does not ask this which samples it chooses"
-            if (
-                re.search(DRAWS, name)
-                and first
-                and not seeded
-                and not any("generator=" in w or "state=" in w for w in words)
-            ):
+            seeded |= any("generator=" in word or "state=" in word for word in words)
+            if re.search(DRAWS, name) and first and not seeded:
                 sentence = "each worker draws for itself here, also one that joins later: seed it, generator="
             judged = isinstance(source.scope(call), cst.FunctionDef) and re.search(JUDGES, code(source.scope(call)))
             if not judged and name.endswith(("Loss", "_loss", "cross_entropy")) and re.search(UNEVEN, " ".join(words)):
-                sentence = (
-                    "this is no mean over samples, and the job takes the mean over the ranks: weigh it by a rank's part"
-                )
+                sentence = "this is no mean over samples, and the job takes the mean over the ranks: weigh it"
             if in_loop and re.search(r"\.sum\(\)\.backward$", code(call.func)):
                 sentence = "a sum over the batch: each rank has its part, and the job takes the mean of them"
             if name == "torch.load" and source is main and change.early(call):
                 change.note(call, "the job's own checkpoints win over what is loaded here, once there is one")
-            if re.search(WRITES, name) or (
-                name == "open" and any(re.search(r"^(mode=)?[\"'][wax]", w) for w in words[1:])
-            ):
+            opened = name == "open" and any(re.search(r"^(mode=)?[\"'][wax]", word) for word in words[1:])
+            if opened or re.search(WRITES, name):
                 _file(change, source, call)
             if sentence:
                 change.leave(call, sentence, source)
@@ -190,11 +163,7 @@ def remarks(change: Change, join: cst.CSTNode) -> None:
         known = [change.loop, *(entry.node for entry in change.inner)]
         for node in source.nodes:
             if isinstance(node, Loop) and change.program.trains(source, node) and node not in known:
-                change.leave(
-                    node,
-                    "this loop trains, too: only one can be the job's, with one step for each of its batches",
-                    source,
-                )
+                change.leave(node, "this loop trains, too: only one can be the job's, a step for a batch", source)
 
 
 def _file(change: Change, source: Source, call: cst.Call) -> None:
@@ -203,15 +172,12 @@ def _file(change: Change, source: Source, call: cst.Call) -> None:
         return
     statement = source.statement(call)
     own = source is change.source and source.scope(call) is change.scope and not change.early(call)
-    binds = any(
-        isinstance(n, (cst.Assign, cst.AugAssign, cst.Break, cst.Continue, cst.Return)) for n in walk(statement)
-    )
+    ends = (cst.Assign, cst.AugAssign, cst.Break, cst.Continue, cst.Return)
+    binds = any(isinstance(node, ends) for node in walk(statement))
     if own and not binds and isinstance(statement, (cst.SimpleStatementLine, cst.With)):
         change.edits.behind(call, f"{RANK} == 0")
     else:
-        change.leave(
-            call, "every rank writes this file; put it behind `if job.rank == 0:`, in the loop or behind it", source
-        )
+        change.leave(call, "every rank writes this file: `if job.rank == 0:`, in the loop or behind it", source)
 
 
 def _on_rank_0(change: Change, source: Source, node: cst.CSTNode, depth: int) -> bool:

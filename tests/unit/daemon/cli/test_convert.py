@@ -39,7 +39,7 @@ LEFT = {
     "optional_parts": ["ema may have no value", "patience is changed in the loop and not kept", "ends its loops"],
     "per_gpu": [
         "is the global batch, here too: 8",
-        "not known before the loop",
+        "known in the loop",
         "no no_sync()",
         "under a condition",
         "no barrier",
@@ -219,12 +219,15 @@ STEP = "        opt.zero_grad()\n        net(x).mean().backward()\n        opt.s
         ("        opt.step()", "        opt.step()\n        ema.update(net)", ""),  # which is nothing that there is
         ("loader = ", "ema = Average(net)\nloader = ", ""),
         ("        opt.step()", "        opt.step()\n        torch.save(net, 'x')", ""),
-        ("    for x", "    torch.distributed.all_reduce(data)\n    for x", "this needs all ranks"),
+        ("    for x", "    torch.distributed.all_reduce(data)\n    for x", "all ranks: in the loop"),
         (
             "    for x in loader:\n",
             "    h = 0\n    for x in loader:\n        y, h = f(x, h)\n",
             "h is of this rank's",
         ),
+        ("    for x", "    if not args.distributed:\n        torch.distributed.barrier()\n    for x", "no barrier"),
+        ("    for x", "    if args.distributed:\n        torch.distributed.barrier()\n    for x", ""),
+        ("    for x", '    if int(os.environ["LOCAL_RANK"]) == 0:\n        f()\n    for x', "once for each"),
         ("        opt.step()", "        opt.step()\nupdate_bn(loader, net)", "this needs one of its own"),
         ("        opt.step()", "        opt.step()\n        for p in net.parameters():\n            p.clamp_(0)", ""),
         ("    for x", "    torch.nn.DataParallel(net)\n    for x", "leave the model whole"),
@@ -265,6 +268,7 @@ def test_a_pattern_is_known_or_named(old: str, new: str, named: str) -> None:
             "",
         ),  # or it fails there
         ("h = 0", "        y, h = step(x, h)\nuse(h)", "", "h is changed in the loop"),
+        ("bad = 0", "        if x.sum() > 3:\n            bad += 1\nuse(bad)", "", "bad is changed in the loop"),
         ("h = 0", "    opt = torch.optim.SGD(net.parameters(), h)", "opt=opt", "opt is another object from here on"),
         ("scaler = torch.amp.GradScaler()", "    scaler.update()", "scaler=scaler", ""),
     ],
