@@ -33,6 +33,7 @@ try:
 except ImportError:  # where torch 2.4 and 2.5 have it
     from torch.distributed._composable.fsdp import FSDPModule, fully_shard  # type: ignore[attr-defined]
 
+from .listeners import deaf_when_made
 from .process_group import World
 from .resharding import Cut
 
@@ -54,7 +55,8 @@ def mesh_of(world: World, device: torch.device, units: bool) -> DeviceMesh | Non
     if not world.grouped:
         return None
     shape, names = ((world.replicas, world.unit), (REPLICAS, PLACES)) if units else ((world.size,), (REPLICAS,))
-    made = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    with deaf_when_made():
+        made = init_device_mesh(device.type, shape, mesh_dim_names=names)
     mesh = _MESHES.setdefault((device.type, shape, world.rank), made)
     mesh.__dict__.update(made.__dict__)
     # Meshes are equal where their shapes are, and the results that torch keeps have the mesh in them: a rank that has

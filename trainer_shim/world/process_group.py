@@ -31,6 +31,7 @@ from ..control import cuda_backend
 from ..control.worker_client import ComingWorld
 from ..control.world_store import KeyStore, RemoteStore, WorldStore
 from . import objects
+from .listeners import deaf_when_made
 from .stores import Forged, InterruptibleStore, SealedStore
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
@@ -216,9 +217,10 @@ def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
         timeout = datetime.timedelta(seconds=coming.forming_s / CONNECT_TRIES)
         first = timeout if LATER_BOUNDS else COLLECTIVE_TIMEOUT
         excepthook = sys.excepthook
-        dist.init_process_group(backend(), store=store, rank=coming.rank, world_size=coming.size, timeout=first)
-        sys.excepthook = excepthook  # torch puts one more around it, which prefixes each line, with every group
-        complete(store, coming.size, timeout)
+        with deaf_when_made():
+            dist.init_process_group(backend(), store=store, rank=coming.rank, world_size=coming.size, timeout=first)
+            sys.excepthook = excepthook  # torch puts one more around it, which prefixes each line, with every group
+            complete(store, coming.size, timeout)
         if isinstance(gate.base, WorldStore):
             gate.base.close_door()
         objects.begin(gate.name)

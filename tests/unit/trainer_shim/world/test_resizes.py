@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -538,3 +540,28 @@ def test_sigterm_without_a_supervisor_saves_and_resumes(zygote: Zygote, tmp_path
     assert zygote.wait(second) == 0
     assert "restored from" in (tmp_path / "second.log").read_text()
     assert difference(result(tmp_path), alone(zygote, tmp_path)) < 1e-12
+
+
+def listeners_of(pid: int) -> list[tuple[str, int]]:
+    """Addresses on which a process listens."""
+    lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    own = {str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()}
+    found = [line[1].split(":") for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own]
+    return [(socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)) for address, port in found]
+
+
+def test_nobody_connects_to_a_world_that_is_complete(zygote: Zygote, start: Start) -> None:
+    """Neither to gloo's port, where idle connections take a worker's descriptors until it aborts, nor to the store."""
+    control = start("--hold-from", "0", "--pace", "0.01")
+    control.start("a", "b")
+    for name in ("a", "b"):
+        places = listeners_of(zygote.pids[control.prefix + name])
+        assert places, "gloo does not listen here"
+        for place in places:
+            with socket.socket() as stranger:
+                stranger.setblocking(False)
+                assert stranger.connect_ex(place) == errno.EINPROGRESS
+                with pytest.raises(OSError, match="not connected"):
+                    stranger.getpeername()  # on a loopback it would be, by now
+    control.resize("b", "c")
+    assert control.exits("a", "b", "c") == [0, 0, 0], control.story()
