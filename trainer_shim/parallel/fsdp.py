@@ -334,10 +334,8 @@ def _try_step(optimizer: torch.optim.Optimizer, mesh: DeviceMesh, device: torch.
         setattr(twin, name, OrderedDict())
     twin.state, twin.param_groups, modules = defaultdict(dict), [], nn.ModuleList()
     for group in optimizer.param_groups:
-        kinds = {(entry.dim(), entry.dtype) for entry in group["params"]}
-        small = [
-            nn.Parameter(torch.ones((4,) * dim, dtype=kind, device=device)) for dim, kind in sorted(kinds, key=str)
-        ]
+        kinds = {(_small(entry.shape), entry.dtype) for entry in group["params"]}
+        small = [nn.Parameter(torch.ones(shape, dtype=kind, device=device)) for shape, kind in sorted(kinds, key=str)]
         module = nn.ParameterList(small)
         fully_shard(module, mesh=mesh)
         for parameter in module.parameters():
@@ -353,6 +351,12 @@ def _try_step(optimizer: torch.optim.Optimizer, mesh: DeviceMesh, device: torch.
         ) from None
     finally:
         release(mesh, modules)
+
+
+def _small(shape: torch.Size) -> tuple[int, ...]:
+    """A shape of few elements that is as tall, or wide, and as even; what has one row has one."""
+    order = sorted(set(shape))
+    return tuple(size if size <= 1 else 4 * (order.index(size) + 1) + size % 2 for size in shape)
 
 
 def _forget(module: nn.Module) -> None:
