@@ -37,7 +37,9 @@ def of_a_task(variable: str) -> bool:
 
 def refusal(env: Mapping[str, str], what: str, instead: str) -> str:
     """Why this process is not to run, with what is accepted; "" if it is the only one. what: was started."""
-    for launcher, size, _, besides in LAUNCHERS:
+    for launcher, size, rank, besides in LAUNCHERS:
+        if launcher == "srun" and "SLURM_PTY_PORT" in env and env.get(rank) == "0":
+            continue  # of `srun --pty bash` on many nodes somebody uses the first
         count = env.get(size, "")
         if count.isdigit() and int(count) > 1 and (not besides or besides in env):
             return f"{launcher} has started {what} {count} times ({size}), and each would train everything; {instead}"

@@ -15,6 +15,7 @@ FRONT = [
     ("srun", STEP),
     ("srun", {**STEP, "SLURM_STEP_NUM_NODES": "2", "PMI_RANK": "1", "PMI_SIZE": "2"}),
     ("srun", {**STEP, "PMIX_RANK": "1", "PMIX_NAMESPACE": "slurm.pmix.7.0"}),
+    ("srun", {**STEP, "SLURM_PTY_PORT": "37223"}),
     ("mpirun", {**BATCH, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}),
     ("mpirun", {**STEP, "SLURM_PROCID": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}),
     ("mpirun", {"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"}),
@@ -29,6 +30,7 @@ ALONE = {
     "a batch script": BATCH,
     "a batch script that prepares for torch": {**BATCH, **TORCH, "RANK": "0", "LOCAL_RANK": "0"},
     "srun of one task": {**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+    "srun -N2 --pty bash": {**STEP, "SLURM_PROCID": "0", "SLURM_PTY_PORT": "37223"},
     "torchrun of one process": {**TORCH, "RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"},
     "mpirun -np 1": {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
     "a shell": {},
@@ -68,7 +70,7 @@ def test_a_process_that_a_worker_has_started_is_told_so() -> None:
 def test_what_names_a_task_is_no_workers() -> None:
     """It would be led into `init_distributed_mode`'s branch for srun; what names the job, and settings, stay."""
     front = [env for _, env in FRONT]
-    ours = {"SLURM_JOB_ID", "MPI_LOCALNRANKS", "LOCAL_SIZE", "CROSS_RANK"}
+    ours = {"SLURM_JOB_ID", "SLURM_PTY_PORT", "MPI_LOCALNRANKS", "LOCAL_SIZE", "CROSS_RANK"}
     assert all(copies.of_a_task(name) for env in front for name in set(env) - ours)
     stay = (
         "SLURM_JOB_ID",
