@@ -140,7 +140,7 @@ class DaemonController:
         if phase.phase == CHECKPOINTED:
             self._note_checkpoint(job_id, phase, now)
             return
-        if phase.phase == ResizeState.RUNNING:
+        if phase.phase in (ResizeState.RUNNING, STALLED):
             phase = replace(phase, pause_s=min(phase.pause_s, self._known_for_s(job_id, now)))
         at = phase.at if now - SKEW_S < phase.at <= now else now
         resize = self.store.resize(phase.resize) if phase.resize else None

@@ -227,7 +227,7 @@ class Restarts(Part):
         context = self._context
         code = KILLED + event.signal if event.signal else event.code
         why = f"worker {worker.name} {_how(event)}"
-        if worker.error and not event.raised:  # else its last lines say it
+        if worker.error and (context.resize is not None or not event.raised):  # else its last lines say it
             why += f": {worker.error}"
         followed = worker.agent == context.batch_host and worker.index == 0
         shown = event.raised and (followed or (event.error and event.error == self._error))

@@ -218,8 +218,12 @@ def test_a_training_that_stands_still_is_a_state_of_its_job(world: World) -> Non
     job.report()
     world.rounds.run()
     job_id, pieces = job.job_id, (Piece(job.job_id, "base", ("n1",), 4, "a100"),)
+    world.slurm.now += 100
     began = world.slurm.now
     said = "no step for 63 s: rank 1 on n1 is at t.py line 7"
+    world.controller.phase(job_id, Phase(0, "stalled", 1, pieces, 240, began, pause_s=1e9, detail=said))
+    (row,) = status(world.store, Viewer(0, admin=True), began)
+    assert row.stalled_since == row.start_time  # it is not believed for longer than Slurm ran the job
     world.controller.phase(job_id, Phase(0, "stalled", 1, pieces, 240, began, pause_s=63.0, detail=said))
     world.boot()
     woken: list[str] = []
