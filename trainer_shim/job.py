@@ -17,6 +17,7 @@ import torch
 from slurm_elastic.protocol.errors import TrainingError
 
 from .data.loader import check_loader, mapped, source_of
+from .data.micro_batch_probe import Probe
 from .data.sampling import seed_all, whole
 from .loops.enumerated import Enumerated
 from .loops.epochs import EpochLoop
@@ -32,7 +33,6 @@ from .state.variables import Collection, Variables
 from .training.checks import check_wrap
 from .training.job_properties import JobProperties
 from .training.learning_rate import Tuning
-from .training.micro_batch_probe import Probe
 from .training.optimizer_step import OptimizerSteps
 from .training.session import Session
 from .world.rendezvous import Membership

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import slurm_elastic.trainer_shim as elastic
-from slurm_elastic.trainer_shim.training.micro_batch_probe import Probe
+from slurm_elastic.trainer_shim.data.micro_batch_probe import Probe
 
 CAPACITY = int(os.environ["CAPACITY"])
 SAMPLES = 900

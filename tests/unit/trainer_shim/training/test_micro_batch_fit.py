@@ -10,7 +10,7 @@ import pytest
 from waiting import wait_until
 from worker_harness import Control, Zygote
 
-from slurm_elastic.trainer_shim.training.micro_batch_probe import MARGIN, PRECISION
+from slurm_elastic.trainer_shim.data.micro_batch_probe import MARGIN, PRECISION
 
 BATCH = 300
 SCRIPT = Path(__file__).parents[3] / "support" / "training_scripts" / "fit_train.py"

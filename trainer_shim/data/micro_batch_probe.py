@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-from ..data.loader import to_device
+from .loader import to_device
 
 MARGIN = 0.08
 """Part of the largest size found that is left free."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from slurm_elastic.trainer_shim.training.micro_batch_probe import Probe, largest
+from slurm_elastic.trainer_shim.data.micro_batch_probe import Probe, largest
 
 DATA = TensorDataset(torch.randn(10, 3), torch.randn(10, 1))
 
