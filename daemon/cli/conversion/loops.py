@@ -178,7 +178,7 @@ def _options(change: Change, source: Source, call: cst.Call, name: str) -> None:
     kind = change.program.definition(source, source.called(dataset))
     if kind is not None and any("Iterable" in code(base.value) for base in kind.bases):
         change.leave(call, f"{kind.name.value} is a stream: docs/how-to/data-that-is-no-dataset.md", source)
-    batch = given.get("batch_size")
+    batch, known = given.get("batch_size"), change.batch
     change.batch = code(batch) if batch is not None and source is change.source else f"{name}.batch_size"
     if change.batch.startswith(f"{name}."):
         change.behind += [node for _, node in change.given(name)]
@@ -190,6 +190,8 @@ def _options(change: Change, source: Source, call: cst.Call, name: str) -> None:
     elif batch is not None and _of_one_gpu(change, source, code(batch)):
         sentence = f"join(batch=...) is the global batch, here too: {code(batch)} times the GPUs, where it is one GPU's"
         change.leave(call, sentence, source)
+    if known not in ("", change.batch):
+        change.leave(call, f"another batch than {known}: join(batch=...) is the global batch of every pass", source)
 
 
 def _of_one_gpu(change: Change, source: Source, batch: str) -> bool:

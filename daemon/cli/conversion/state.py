@@ -256,8 +256,8 @@ def _object_changed(node: cst.CSTNode) -> str:
         target = node.func.value
     elif isinstance(node, (cst.AssignTarget, cst.AugAssign)) and not isinstance(node.target, cst.Name):
         target = node.target
-        while isinstance(target, (cst.Subscript, cst.Attribute)):
-            target = target.value
+    while isinstance(target, (cst.Subscript, cst.Attribute)):
+        target = target.value
     return target.value if isinstance(target, cst.Name) else ""
 
 

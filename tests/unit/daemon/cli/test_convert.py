@@ -230,6 +230,12 @@ STEP = "        opt.zero_grad()\n        net(x).mean().backward()\n        opt.s
         ("    for x", '    if int(os.environ["LOCAL_RANK"]) == 0:\n        f()\n    for x', "once for each"),
         ("        opt.step()", "        opt.step()\nupdate_bn(loader, net)", "this needs one of its own"),
         ("        opt.step()", "        opt.step()\n        for p in net.parameters():\n            p.clamp_(0)", ""),
+        ("for epoch", "more = DataLoader(data, 3)\nfor x in range(3):\n    pass\nfor epoch", ""),
+        (
+            "for epoch in range(3):\n",
+            "more = DataLoader(data, 3)\nfor epoch in range(3):\n    go(more)\n",
+            "another batch",
+        ),
         ("    for x", "    torch.nn.DataParallel(net)\n    for x", "leave the model whole"),
     ],
 )
@@ -237,9 +243,11 @@ def test_a_pattern_is_known_or_named(old: str, new: str, named: str) -> None:
     """Each is on a closed list, or its line is named; the script is a program in either case."""
     script = HEAD + LOADER + EPOCHS + STEP
     assert old in script and said(script) == []
-    text, _ = converted(script.replace(old, new), Path("x.py"))
-    ast.parse(text)
-    found = said(script.replace(old, new))
+    changed = script.replace(old, new)
+    if "go(" in new:
+        changed = changed.replace("for epoch", "def go(more):\n    for x in more:\n" + STEP + "for epoch")
+    ast.parse(converted(changed, Path("x.py"))[0])
+    found = said(changed)
     assert any(named in sentence for sentence in found) if named else not found, found
 
 
@@ -267,6 +275,7 @@ def test_a_pattern_is_known_or_named(old: str, new: str, named: str) -> None:
             '"best"',
             "",
         ),  # or it fails there
+        ('log = {"loss": []}', '    log["loss"].append(epoch)', "log=log", ""),
         ("h = 0", "        y, h = step(x, h)\nuse(h)", "", "h is changed in the loop"),
         ("bad = 0", "        if x.sum() > 3:\n            bad += 1\nuse(bad)", "", "bad is changed in the loop"),
         ("h = 0", "    opt = torch.optim.SGD(net.parameters(), h)", "opt=opt", "opt is another object from here on"),
