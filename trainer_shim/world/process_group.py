@@ -53,7 +53,11 @@ ALONE_BYTES = 1 << 20
 
 
 class WorldNotFormed(TrainingError):
-    """Not everyone arrived in time, or the world was called off."""
+    """Not everyone arrived in time, or the world was called off. `missing`: the ranks that have not come."""
+
+    def __init__(self, sentence: str, missing: Sequence[int] = ()) -> None:
+        super().__init__(sentence)
+        self.missing = list(missing)
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,13 @@ class Gate:
         except RuntimeError as error:
             raise self._gone(error) from None
 
+    def missing(self) -> list[int]:
+        """The ranks that have not checked in. Raises WorldNotFormed when the store is gone."""
+        try:
+            return [rank for rank, place in enumerate(self._places) if not self.store.check([place])]
+        except RuntimeError as error:
+            raise self._gone(error) from None
+
     def reached(self) -> str:
         """Of a gate that is open: an address by which other hosts reach rank 0's; "" where all are on that one."""
         try:
@@ -183,7 +194,8 @@ class Gate:
             if time.monotonic() >= deadline:
                 raise WorldNotFormed(
                     f"world {self.coming.generation}: {self.arrived()} of {self.coming.size} workers arrived within "
-                    f"{self.coming.timeout_s:g} s"
+                    f"{self.coming.timeout_s:g} s",
+                    self.missing(),
                 )
         if self.coming.rank == 0:
             self.store.set("open", "1")

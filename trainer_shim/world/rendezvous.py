@@ -120,7 +120,7 @@ class Membership:
             except WorldNotFormed as error:
                 if not self.client.lost and not self.client.still_coming(coming):
                     continue  # called off: wait for the next one
-                self.fail(coming.generation, str(error))
+                self.fail(coming.generation, str(error), missing=error.missing)
             self._settle(coming)
             return self.world
 
@@ -166,9 +166,10 @@ class Membership:
         old one, and a joiner that does not get through costs no pause."""
         if self.client is None or coming.server is None or not coming.joiners:
             return True
-        patience_s = coming.timeout_s + worlds.ARRIVAL_S
+        patience_s, missing = coming.timeout_s + worlds.ARRIVAL_S, list[int]()
         try:
-            arrived = Gate(coming).arrived()
+            gate = Gate(coming)
+            arrived = gate.arrived()
             if arrived >= coming.joiners:
                 return True
             problem = (
@@ -178,7 +179,9 @@ class Membership:
             problem, patience_s = str(error), 0.0
         if time.monotonic() - coming.since > patience_s:
             self.client.taken(coming)
-            self.stayed(coming, problem)
+            with contextlib.suppress(WorldNotFormed):
+                missing = gate.missing()
+            self.stayed(coming, problem, missing)
         return False
 
     def leave(
@@ -195,7 +198,7 @@ class Membership:
         if client is None or old is None:
             raise AssertionError("only a world under the supervisor changes")
         worlds.bound(old, coming.timeout_s + coming.forming_s)
-        gate, problem = None, ""
+        gate, problem, missing = None, "", list[int]()
         if not coming.leave:
             try:
                 gate = Gate(coming)
@@ -203,13 +206,13 @@ class Membership:
                 gate.arrive(self._reached)
                 gate.wait_open(lambda: client.lost or not client.still_coming(coming))
             except WorldNotFormed as error:
-                problem = str(error)
+                problem, missing = str(error), error.missing
         if not problem and not client.commit(coming):
             problem = f"world {coming.generation} was called off"
         calls = worlds.gather(old, int(not problem), -1 if coming.leave else coming.rank)
         if not all(arrived for arrived, _ in calls):
             client.taken(coming)
-            self.stayed(coming, problem or f"world {coming.generation} did not form")
+            self.stayed(coming, problem or f"world {coming.generation} did not form", missing)
             worlds.bound(old)
             return None
         left = LeftWorld(old, coming, self.batch, self.source)
@@ -304,10 +307,10 @@ class Membership:
                 gate = None  # rank 0 has let go of the old world's store, or is gone: there is no way back
             time.sleep(LOOK_S)
 
-    def stayed(self, coming: ComingWorld, reason: str) -> None:
-        """Report that the coming world cannot be formed, and that the old one goes on."""
+    def stayed(self, coming: ComingWorld, reason: str, missing: Sequence[int] = ()) -> None:
+        """Report that the coming world cannot be formed, as these ranks have not come, and the old one goes on."""
         if self.client is not None:
-            fields = {"generation": coming.generation, "error": reason, "survived": True}
+            fields = {"generation": coming.generation, "error": reason, "survived": True, "missing": list(missing)}
             self.client.send({"type": "failed", **fields})
 
     def await_end(self, client: WorkerClient) -> NoReturn:
@@ -317,7 +320,7 @@ class Membership:
         self.kill_children()
         leave_lost()
 
-    def fail(self, generation: int, error: str, **more: bool) -> NoReturn:
+    def fail(self, generation: int, error: str, **more: bool | list[int]) -> NoReturn:
         """This worker's world cannot be formed: report it, and `more` of it, and leave; the supervisor starts another
         generation."""
         sys.stderr.write(f"selastic: {self.worker}: {error}\n")

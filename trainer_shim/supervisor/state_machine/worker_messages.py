@@ -27,6 +27,8 @@ STALLED_SAVE_S = 20.0
 """How long rank 0 of a world that is to be ended may write what it has."""
 MOST_ENDS, ENDS_WITHIN_S = 3, 86400.0
 """So many worlds are ended for a hang in that time; after that it is only said."""
+MOST_NAMED = 3
+"""Workers that a sentence names."""
 
 
 class WorkerMessages(Part):
@@ -65,7 +67,7 @@ class WorkerMessages(Part):
         elif kind == "called_off":
             context.emit(events.WorldCalledOff(generation))
         elif kind == "failed":
-            worker.error = str(message.get("error", ""))
+            worker.error = str(message.get("error", "")) + self._who_is_missing(generation, message.get("missing"))
             if message.get("survived"):
                 worker.quiesced = False
                 context.emit(events.WorldRolledBack(generation, worker.error))
@@ -83,6 +85,18 @@ class WorkerMessages(Part):
         elif kind == "beat":
             step, usual_s = int(number(message.get("step"))), number(message.get("usual_s"))
             context.emit(events.StepsDone(generation, step, usual_s, bool(message.get("away"))))
+
+    def _who_is_missing(self, generation: int, ranks: object) -> str:
+        """The workers that a world waited for in vain: nobody has lost one that is there and stands still."""
+        context, world = self._context, self._context.world
+        members = world.members if world is not None else ()
+        coming = context.coming(generation)
+        awaited = coming.members if coming is not None else members if world and world.generation == generation else ()
+        given = [rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) else []
+        names = [awaited[rank] for rank in given if 0 <= rank < len(awaited)]
+        names = [name for name in names if coming is None or name not in members] or names  # survivors come last
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        return f": {', '.join(names[:MOST_NAMED])}{more} did not come" if names else ""
 
     def _relay(self, worker: Worker, generation: int, message: Message) -> None:
         """Only rank 0 of a world that is coming opens a store."""

@@ -250,6 +250,7 @@ def test_a_joiner_that_does_not_get_through_costs_no_pause(start: Start) -> None
     never = control.world("a", "b", "z", timeout_s=0.5, tell=False)
     given_up = control.wait(lambda worker, message: message["type"] == "failed" and message["generation"] == never)
     assert given_up["survived"] and "0 of 1 new workers came within" in given_up["error"]
+    assert given_up["missing"] == [0, 1, 2]
     assert not {message["generation"] for message in control.all("quiesced")} & {blocked, never}
     control.resize("a", "b", "d")
     assert control.exits("a", "b", "d") == [0, 0, 0], control.story()
@@ -279,7 +280,7 @@ def test_a_joiner_whose_world_is_incomplete_leaves_with_75(start: Start) -> None
     control.ready("a")
     control.world("a", "z", source="fresh", timeout_s=1.0)
     failed = control.wait(lambda _, message: message["type"] == "failed")
-    assert "1 of 2 workers arrived within 1 s" in failed["error"]
+    assert "1 of 2 workers arrived within 1 s" in failed["error"] and failed["missing"] == [1]
     assert control.exits("a") == [75]
 
 

@@ -62,6 +62,16 @@ def test_joiner_dies_after_the_agreement() -> None:
     assert DropCompanions(1) in drive.done
 
 
+@pytest.mark.parametrize("missing", [[0, 1, 2, 3, 4], [4], [4, 99, -1, True, "x"]])
+def test_a_joiner_that_stands_still_is_named(missing: list[object]) -> None:
+    """It is there, so nobody has lost it: who waits knows its rank. Survivors, who come last, are not meant."""
+    drive = Drive().up()
+    agreed_grow(drive)
+    drive.say("10.n1.0", "failed", generation=2, error="0 of 1 came", survived=True, missing=missing)
+    [detail] = [tell.phase.detail for tell in drive.every(ReportPhase) if tell.phase.phase == "failed"]
+    assert "0 of 1 came: 11.n3.0 did not come" in detail
+
+
 def test_members_that_do_not_go_on_are_started_again() -> None:
     """No word from the old world in the time that forming may take: everybody starts again from the checkpoint."""
     drive = Drive().up()
