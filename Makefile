@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
 .PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites test-hosts soak slurm ready clean hooks hooks-deps
-.PHONY: fuzz test-packages test-browser test-api test-exact test-kills test-torch test-python test-main-job test-scripts
+.PHONY: test-rehearse fuzz test-packages test-browser test-api test-exact test-kills test-torch test-python test-main-job test-scripts
 .PHONY: bench-fairness bench-optimizer bench-evolve bench-models bench-input bench-paper bench-simulator bench-ingest bench-pollux
 .PHONY: test-gpu bench-gpu bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse bench-load soak-training soak-cluster soak-growth test-matrix
 
@@ -48,6 +48,9 @@ test-unit: ready  ## the tests that need neither Slurm nor torch
 
 test-shim: ready hooks-deps  ## the trainer shim and its supervisor, in real worlds of torch
 	MAKEFLAGS= $(BIN)/python -m pytest -n 2 --dist worksteal $(AGAIN) --durations=12 $(SHIM_TESTS)
+
+test-rehearse: ready  ## every fault that `selastic rehearse` is to find in a script; `make test` tries six
+	SELASTIC_REHEARSE_ALL=1 MAKEFLAGS= $(BIN)/python -m pytest -n 2 --dist worksteal tests/unit/trainer_shim/rehearse
 
 test-cluster: ready slurm hooks-deps  ## the tests on two private real Slurms
 	MAKEFLAGS= $(BIN)/python -m pytest -n 2 --dist loadfile $(AGAIN) --durations=12 --ignore=tests/cluster/sites --ignore=tests/cluster/hosts tests/cluster

@@ -26,7 +26,7 @@ from slurm_elastic.protocol.messages import Piece
 
 from ..control import copies, cuda_backend, interfaces
 from . import commands, job_dir, launchers
-from .daemon_client import DaemonClient
+from .daemon_client import Connect, DaemonClient
 from .driver import Supervisor
 from .launchers import Options
 from .lease import Lease
@@ -123,17 +123,18 @@ def run(args: argparse.Namespace) -> int:
             return 2
         raise ConfigError(why)
     if args.dry_run:
-        return _run(args)
+        return run_here(args)
     os.environ.setdefault(RUN, secrets.token_hex(8))
     again = [sys.executable, *sys.orig_argv[1:]]
     if "SLURM_JOB_ID" not in os.environ and not args.job_dir:  # else it would be another one each time
         args.job_dir = str(job_dir.choose(os.environ, _command(args), None))
         script = len(again) - 1 - len(args.arguments)
         again[script:script] = ["--job-dir", args.job_dir]
-    return Parent().run(lambda: _run(args), again)
+    return Parent().run(lambda: run_here(args), again)
 
 
-def _run(args: argparse.Namespace) -> int:
+def run_here(args: argparse.Namespace, more: Mapping[str, str] | None = None, connect: Connect | None = None) -> int:
+    """more: variables of the workers. connect: what stands for selasticd in a rehearsal."""
     env = dict(os.environ)
     command = _command(args)
     check_container(env)
@@ -156,6 +157,7 @@ def _run(args: argparse.Namespace) -> int:
             "SELASTIC_PRELOAD": _modules(args.preload),
             **worker_env(asked),
             **(interface_env(interface, env) if jobs else {}),
+            **(more or {}),
         },
         cluster=job_dir.cluster(env),
         submitted=jobs[0].submitted if jobs else "",
@@ -169,7 +171,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(plan(options, jobs, pieces))
         return 0
-    return _train(args, options, jobs, pieces)
+    return _train(args, options, jobs, pieces, connect)
 
 
 def elastic_request(option: str, comment: str | None, from_plugin: str) -> str:
@@ -239,7 +241,13 @@ def plan(options: Options, jobs: tuple[SlurmJob, ...], pieces: tuple[Piece, ...]
     return "\n".join(lines)
 
 
-def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...], pieces: tuple[Piece, ...]) -> int:
+def _train(
+    args: argparse.Namespace,
+    options: Options,
+    jobs: tuple[SlurmJob, ...],
+    pieces: tuple[Piece, ...],
+    connect: Connect | None,
+) -> int:
     open_files.raise_limit()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader of our output that has gone away is no reason to end
     job_dir.create(options.job_dir)
@@ -280,9 +288,9 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
         else functools.partial(launchers.LocalLauncher, pieces[0])
     )
     has_daemon = jobs or "SELASTIC_URL" in os.environ or "SELASTIC_CLIENT_CONF" in os.environ
-    connect = functools.partial(DaemonClient, Client(), pieces[0].slurm_job_id)
-    daemon = connect if has_daemon and not args.no_daemon else None
-    return Supervisor(options, Machine(context), launcher, daemon, lease).run()
+    if connect is None and has_daemon and not args.no_daemon:
+        connect = functools.partial(DaemonClient, Client(), pieces[0].slurm_job_id)
+    return Supervisor(options, Machine(context), launcher, connect, lease).run()
 
 
 def _command(args: argparse.Namespace) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ from .learning_rate import Tuning
 from .leftovers import Leftovers
 from .optimizer_step import OptimizerSteps
 from .pass_boundary import PassBoundary
+from .rehearsed import VARIABLE, Rehearsed
 from .replica_check import Held, ReplicaCheck
 from .reporting import Reporting
 from .switch import WorldSwitch
@@ -82,6 +83,8 @@ class Session:
         self._leftovers = Leftovers(lambda: self.strategy, lambda: membership.world, supervised)
         audit = os.environ.get("SELASTIC_AUDIT")
         self._audit = Recorder(audit, membership.worker) if audit else None
+        plan = os.environ.get(VARIABLE)
+        self._rehearsed = Rehearsed(self, plan) if plan else None
         if membership.client is not None:
             membership.client.on_tick = self._tick
             spare_loader_workers()
@@ -219,6 +222,8 @@ class Session:
         """Act on the tally of a step. In the loader, not in step(): the rest of the loop's body belongs to the step."""
         if self.feed is not None:
             self.state.progress.unread = self.feed.unread(self.state.progress.cursor)
+        if self._rehearsed is not None:
+            self._rehearsed.between_steps()
         if len(self._votes) <= self._lag:
             return
         coming, reader, said = self._votes.popleft()
@@ -346,6 +351,8 @@ class Session:
         self.replica_check.entered(self.world(), kinds)
         self.trackers.entered(self.rank == 0, self.state.progress.step)
         self.take_batch()
+        if self._rehearsed is not None:
+            self._rehearsed.entered()
 
     def take_batch(self) -> None:
         """The world's batch, and slices, are those of every step from here on."""
@@ -394,6 +401,8 @@ class Session:
         self.world_switch.settle()
         if finished:
             self.check_replicas(self.replica_check.compare)
+        if self._rehearsed is not None:
+            self._rehearsed.finished()
         progress = self.state.progress
         progress.finished = finished
         self.reporting.send(self.reporting.meter.rest())
