@@ -180,11 +180,9 @@ class DaemonController:
             self.wake(phase.phase)
 
     def _known_for_s(self, job_id: int, now: float) -> float:
-        """Seconds since it first trained here, or Slurm started it: no pause of it was longer."""
-        job = self.jobs.latest().jobs.get(job_id)
-        starts = [row.start for row in self.store.allocations(job_id)]
-        starts += [job.start_time] if job is not None and job.start_time is not None else []
-        return max(0.0, now - min(starts, default=now))
+        """Seconds since it was submitted, as far as that is known: no pause of it was longer."""
+        job = self.store.job(job_id)
+        return max(0.0, now - (job.submit_time if job is not None else now))
 
     def _note_checkpoint(self, job_id: int, phase: Phase, now: float) -> None:
         """No event: it may come every few minutes, and only the last one counts."""

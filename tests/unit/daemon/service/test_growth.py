@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from pathlib import Path
 
 from daemon_harness import World
@@ -27,7 +28,8 @@ def pass_through(world: World, groups: int) -> int:
             held.clear()
     world.rounds._memory.columns = Cache()
     gc.collect()
-    return len(gc.get_objects())
+    # sqlite3 keeps the references to its cursors, and looks for dead ones every 200 cursors.
+    return len([one for one in gc.get_objects() if not (type(one) is weakref.ref and one() is None)])
 
 
 def test_no_object_stays_of_a_job_that_has_ended(tmp_path: Path) -> None:
