@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,11 @@ def test_unit_tests_mirror_the_tree() -> None:
     tests = ROOT / "tests" / "unit"
     tested = {path.parent.relative_to(tests) for top in TOPS for path in (tests / top).rglob("test_*.py")}
     assert [str(folder) for folder in sorted(tested) if not (ROOT / folder).is_dir()] == []
+
+
+def test_every_folder_is_in_the_wheel() -> None:
+    """A folder that setup.cfg does not list is there in a checkout, and missing where it is installed."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    listed = {name.removeprefix("slurm_elastic.") for name in config["options"]["packages"].split()}
+    assert {".".join(folder.parts) for folder in folders()} | {"db.migrations.versions"} == listed
