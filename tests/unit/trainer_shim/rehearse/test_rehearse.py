@@ -166,7 +166,10 @@ OTHERS = {
         own("F.mse_loss(net(a) + torch.randn(4, 1, generator=generator), b)"),
         "parameters as undisturbed",
     ),
-    "a file that rank 1 writes": (wrapped(epoch="job.rank == 1 or open(f'r{job.rank}.txt', 'w')"), ""),
+    "a file that only the first world writes": (
+        wrapped(after="job.generation > 1 or job.global_step < 14 or open('last.txt', 'w')"),
+        "last.txt is not written",
+    ),
     "a parameter changed by one rank": (
         wrapped(after="job.rank == 1 and model[3].bias.detach().add_(1)"),
         "holds another value of 3.bias",
