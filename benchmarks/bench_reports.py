@@ -43,7 +43,7 @@ from slurm_elastic.trainer_shim.state.kept_parts import State
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import SupervisorContext
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import AgentUp, WorkerMessage
 from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Machine
-from slurm_elastic.trainer_shim.training.replica_check import EVERY, ReplicaCheck
+from slurm_elastic.trainer_shim.training.guards.replica_check import EVERY, ReplicaCheck
 from slurm_elastic.trainer_shim.training.step_meter import Meter, Position, StepShape
 from slurm_elastic.trainer_shim.world.agreement import EMPTY_VOTE
 from slurm_elastic.trainer_shim.world.process_group import World

@@ -29,7 +29,7 @@ from ..parallel.choice import check_cuts, check_has_values
 from ..parallel.own_backward import OwnBackward, OwnModel, Replica
 from ..state.variables import Variables
 from ..training.checks import check_model
-from ..training.first_step import check_graph, replicas_of
+from ..training.guards.first_step import check_graph, replicas_of
 from ..training.optimizer_step import OptimizerSteps
 from ..training.session import Session
 from ..world import process_group as worlds

@@ -23,7 +23,7 @@ from ..parallel.strategy import Strategy
 from ..state.kept_parts import State
 from ..world.process_group import World
 from ..world.rendezvous import Membership
-from .replica_check import ReplicaCheck
+from .guards.replica_check import ReplicaCheck
 
 VARIABLE = "SELASTIC_REHEARSE"
 """{"folder": where to write, "steps": after which it ends, "waits": those after which a resize comes, "kill": the one

@@ -34,14 +34,14 @@ from ..world.agreement import Tally, TallyReader, Vote
 from ..world.process_group import World
 from ..world.rendezvous import Membership
 from .audit import Recorder
-from .first_step import look_ahead
+from .guards.first_step import look_ahead
+from .guards.leftovers import Leftovers
+from .guards.replica_check import Held, ReplicaCheck
 from .last_state import LastState
 from .learning_rate import Tuning
-from .leftovers import Leftovers
 from .optimizer_step import OptimizerSteps
 from .pass_boundary import PassBoundary
 from .rehearsed import VARIABLE, Rehearsed
-from .replica_check import Held, ReplicaCheck
 from .reporting import Reporting
 from .switch import WorldSwitch
 

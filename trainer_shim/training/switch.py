@@ -37,9 +37,9 @@ from ..world import process_group as worlds
 from ..world.process_group import Gate, World
 from ..world.rendezvous import LeftWorld, Membership
 from ..world.state_transfer import HeldParts
+from .guards.replica_check import kind_of
 from .last_state import LastState
 from .learning_rate import Tuning
-from .replica_check import kind_of
 from .reporting import Reporting
 
 

@@ -2,8 +2,8 @@
 
 The encoded votes are averaged in the parameters' own type, by an all-reduce that rounds. So every question is put such
 that the answers are far apart: the generation that a rank holds goes as BITS signs, on which all have to agree, and so
-does a checksum of its state, as WORD_BITS of them, with the few votes that have one (training/replica_check.py). DDP's
-own all-reduce of the gradients carries them; where no such all-reduce exists VoteExchange does one of its own.
+does a checksum of its state, as WORD_BITS of them, with the few votes that have one (training/guards/replica_check.py).
+DDP's own all-reduce of the gradients carries them; where no such all-reduce exists VoteExchange does one of its own.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from torch.utils.data import DistributedSampler
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from ..parallel.strategy import Strategy
-from ..world.process_group import World
+from ...parallel.strategy import Strategy
+from ...world.process_group import World
 
 LOOPS = "`for epoch in job.epochs(n):` or `while job.next():`"
 

@@ -26,13 +26,13 @@ from torch.utils._pytree import tree_leaves
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from ..parallel.deterministic import Deterministic
-from ..parallel.strategy import Strategy, is_part
-from ..state.kept_parts import State
-from ..world import objects
-from ..world import process_group as worlds
-from ..world.agreement import WORD_BITS, Tally, Vote
-from ..world.process_group import World
+from ...parallel.deterministic import Deterministic
+from ...parallel.strategy import Strategy, is_part
+from ...state.kept_parts import State
+from ...world import objects
+from ...world import process_group as worlds
+from ...world.agreement import WORD_BITS, Tally, Vote
+from ...world.process_group import World
 
 TELLING = 8
 """Distinct values that inputs have to have: fewer may be equal by chance, or a constant."""
@@ -279,7 +279,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _cuts(name: str, tensor: torch.Tensor) -> Any:
-    from ..world.mesh import cuts_of  # there by now; it costs an import elsewhere
+    from ...world.mesh import cuts_of  # there by now; it costs an import elsewhere
 
     return name, [dataclasses.astuple(cut) for cut in cuts_of(tensor)]
 

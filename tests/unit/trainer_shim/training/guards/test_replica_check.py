@@ -16,8 +16,8 @@ from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.trainer_shim.control.worker_client import EXIT_LOST
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Exit, Print
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode
-from slurm_elastic.trainer_shim.training import replica_check
-from slurm_elastic.trainer_shim.training.replica_check import Held, ReplicaCheck, kind_of
+from slurm_elastic.trainer_shim.training.guards import replica_check
+from slurm_elastic.trainer_shim.training.guards.replica_check import Held, ReplicaCheck, kind_of
 from slurm_elastic.trainer_shim.world import objects, process_group
 from slurm_elastic.trainer_shim.world.process_group import World
 

@@ -15,11 +15,11 @@ from torch import nn
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from ..checkpoint import contents
-from ..parallel.strategy import Strategy
-from ..state.kept_parts import State, place_of
-from ..state.packed_tensors import pack
-from ..world.process_group import backend, is_grouped
+from ...checkpoint import contents
+from ...parallel.strategy import Strategy
+from ...state.kept_parts import State, place_of
+from ...state.packed_tensors import pack
+from ...world.process_group import backend, is_grouped
 
 OVER_GLOO = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 from slurm_elastic.trainer_shim.parallel.own_backward import OwnBackward, Replica
-from slurm_elastic.trainer_shim.training.leftovers import Leftovers
+from slurm_elastic.trainer_shim.training.guards.leftovers import Leftovers
 from slurm_elastic.trainer_shim.world.process_group import World
 
 
