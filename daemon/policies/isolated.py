@@ -40,11 +40,15 @@ class Remote:
         self._left_s = max(LOAD_S, limit_s)
         self._failures = self._rests = 0
         """Failures in a row, and the rounds that it is still left out of."""
+        self._answered = False
+        """In this round, and has not failed since."""
         self.trouble = ""
         """Why it failed when it was last asked; empty when it did not."""
 
     def begin_round(self) -> None:
         """Give it its time for one round, unless it is left out of this one."""
+        self._failures = 0 if self._answered else self._failures
+        self._answered = False
         self._left_s = 0.0 if self._rests else self._limit_s
         self._rests = max(0, self._rests - 1)
 
@@ -86,11 +90,11 @@ class Remote:
         if not worked:
             raise self._failed(answer)
         if self._left_s > 0.0:
-            self._failures, self.trouble = 0, ""
+            self._answered, self.trouble = True, ""
         return answer
 
     def _failed(self, why: str) -> PolicyFailed:
-        self.trouble, self._left_s = why, 0.0
+        self.trouble, self._left_s, self._answered = why, 0.0, False
         self._failures += 1
         self._rests = min(MOST_RESTS, 2**self._failures - 1)
         return PolicyFailed(why)

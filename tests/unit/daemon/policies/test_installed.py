@@ -185,6 +185,18 @@ def test_processes_do_not_pile_up_and_the_failing_is_left_alone_longer_and_longe
         assert rounds_until_asked() == left_out - 1
 
 
+def test_failures_are_in_a_row_where_the_first_question_of_each_round_is_answered(install: Install) -> None:
+    """Utilities are given at once, plans never: it is left out of more rounds after each failure all the same."""
+    install("theirs", PLANNER.format(body="def planner(p):\n    raise ValueError('no plan')"))
+    installed.use("theirs", 30.0)
+    for left_out in (1, 3):
+        POLICIES["theirs"].begin_round()
+        assert theirs().remote.utilities([1.0]) == [0.0]
+        with pytest.raises(PolicyFailed, match="no plan"):
+            theirs().remote._ask("plan", None)
+        assert rounds_until_asked() == left_out
+
+
 def test_a_policy_that_has_recovered_plans_again(install: Install, tmp_path: Path) -> None:
     """One failure is no end: the round after the next asks again, in a new process, and the trouble is over."""
     mark = tmp_path / "failed"
