@@ -29,7 +29,7 @@ test: ready slurm hooks-deps lint types contracts  ## every check and test, thos
 	@$(MAKE) --no-print-directory -k -j4 --output-sync=target $(addprefix -o ,ready slurm hooks-deps) \
 		test-hosts test-cluster test-sites test-shim test-unit test-main-job
 
-check: ready  ## for every day, in under three minutes: lint, types, contracts, and the unit tests without torch
+check: ready  ## for every day, in about two minutes: lint, types, contracts, and the unit tests without torch
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint types contracts test-unit
 
 lint: ready  ## ruff

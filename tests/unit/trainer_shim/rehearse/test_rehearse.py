@@ -136,9 +136,6 @@ restore = State.restore
 State.restore = lambda self, captured, only=None, skip=frozenset(): restore(self, captured, only, skip)
 Scaled.set_extra_state = lambda self, state: None
 """
-FROZEN = "[p.requires_grad_(job.global_step % 2 == 0) for p in model[0].parameters()]"
-"""By step, behind the boundary that the world is formed at."""
-
 SIX = {
     "state that no state_dict has": (wrapped(before=OUTSIDE), "parameters as undisturbed"),
     "a stream that all ranks begin alike": (
