@@ -101,12 +101,17 @@ def from_environment() -> World:
 
 def in_units(world: World, unit: int) -> World:
     """The world with replicas of `unit` ranks each. Raises TrainingError when they do not come out even."""
-    if world.size % unit:
+    check_units(world.size, unit)
+    return dataclasses.replace(world, unit=unit)
+
+
+def check_units(size: int, unit: int) -> None:
+    """Raise TrainingError unless a world of this size is whole replicas of `unit` ranks each."""
+    if size % unit:
         raise TrainingError(
-            f"join(unit={{'tp': {unit}}}) needs a multiple of {unit} workers, and this world has {world.size}; "
+            f"join(unit={{'tp': {unit}}}) needs a multiple of {unit} workers, and this world has {size}; "
             f"ask for group={unit} in the elastic request, and for that many GPUs"
         )
-    return dataclasses.replace(world, unit=unit)
 
 
 def backend() -> str:

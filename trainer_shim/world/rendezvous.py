@@ -128,6 +128,8 @@ class Membership:
         def called_off() -> bool:
             return client.lost or not client.still_coming(coming)
 
+        # before anybody has arrived: a rank that left afterwards would take the others' store with it
+        worlds.check_units(coming.size, self.unit)
         gate = Gate(coming)
         gate.arrive(self._reached)
         if coming.source == "survivor":
