@@ -1,15 +1,19 @@
 """Whether what lies at a path can have been written by somebody else.
 
-Limit: whoever may write to a directory above can put another of the owner's own directories in its place.
+Limit: whoever may write to a directory above can put another of the owner's own directories in its place. File systems
+that show other owners or modes than were set (CIFS, some NFS) cannot say it: what TRUSTED names is taken for one's own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+TRUSTED = "SELASTIC_TRUSTED_DIRS"
+"""The variable that names directories, with colons between them. Neither owner nor mode of what lies in them counts."""
 
 
 def foreign(path: Path) -> str:
@@ -23,6 +27,9 @@ def foreign(path: Path) -> str:
         return ""
     if stat.S_ISLNK(found.st_mode):
         return "is a symbolic link"
+    real = Path(os.path.realpath(path))
+    if any(real.is_relative_to(Path(one).resolve()) for one in os.environ.get(TRUSTED, "").split(":") if one):
+        return ""
     if found.st_uid not in (0, os.geteuid()):
         return f"belongs to uid {found.st_uid}"
     if found.st_mode & OTHERS_WRITE:
@@ -39,14 +46,17 @@ def foreign_below(path: Path) -> str:
 
 
 def make_own(path: Path) -> None:
-    """Take from all others the right to write to a file or directory of one's own."""
-    path.chmod(stat.S_IMODE(path.stat().st_mode) & ~OTHERS_WRITE)
+    """Take from all others the right to write to a file or directory of one's own, where its file system can."""
+    mode = stat.S_IMODE(path.stat().st_mode) & ~OTHERS_WRITE
+    with contextlib.suppress(OSError):
+        path.chmod(mode)
 
 
 def make_private(path: Path) -> None:
-    """Make a directory that its owner alone can enter, whatever the umask. Raises OSError; what somebody else may have
-    put there stays as it is."""
+    """Make a directory that its owner alone can enter, whatever the umask, where its file system can. Raises OSError;
+    what somebody else may have put there stays as it is."""
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-        path.chmod(0o700)
+        with contextlib.suppress(OSError):
+            path.chmod(0o700)

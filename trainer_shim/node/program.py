@@ -69,9 +69,12 @@ def _keep(copy: Path, content: bytes) -> None:
     partial = copy.with_name(f".{copy.name}.{secrets.token_hex(8)}")
     try:
         partial.write_bytes(content)
-        os.link(partial, copy)
-    except FileExistsError:
-        pass
+        try:
+            os.link(partial, copy)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links: of two nodes at the same moment the last one counts
+            partial.replace(copy)
     finally:
         partial.unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from slurm_elastic.protocol import open_files, request
+from slurm_elastic.protocol import open_files, own_files, request
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, RequestError
 from slurm_elastic.protocol.messages import Piece
@@ -304,7 +304,8 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
 
 def _agent_env(env: dict[str, str], in_slurm: bool) -> dict[str, str]:
     python = {"PYTHONPATH": commands.python_path(env), "PYTHONUNBUFFERED": "1"}
-    return {**commands.scrubbed(env, in_slurm), **python, cuda_backend.NAME: cuda_backend.chosen(env)}
+    own = {cuda_backend.NAME: cuda_backend.chosen(env), own_files.TRUSTED: env.get(own_files.TRUSTED, "")}
+    return {**commands.scrubbed(env, in_slurm), **python, **own}
 
 
 def _modules(text: str) -> str:

@@ -102,7 +102,10 @@ def create(place: Path) -> None:
             own_files.make_own(place)  # what the umask gave to a group
             why = own_files.foreign(place)
         if why:
-            raise ConfigError(f"the job directory {place} {why}; accepted: --job-dir that you alone can write to")
+            raise ConfigError(
+                f"the job directory {place} {why}; accepted: --job-dir that you alone can write to. A file system that "
+                f"shows this whatever is set: {own_files.TRUSTED}={place}, where all who can write there are trusted"
+            )
         for name in PRIVATE:
             own_files.make_private(place / name)
             if why := own_files.foreign(place / name):

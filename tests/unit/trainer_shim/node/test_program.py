@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import inspect
+import os
 import runpy
 import sys
 from collections.abc import Iterator
@@ -67,6 +69,19 @@ def test_a_file_that_cannot_be_kept_is_what_it_is(kept: Path, tmp_path: Path) ->
     assert program.source(str(script)) == (b"22", False)
     with pytest.raises(FileNotFoundError):
         program.source(str(kept / "nothing.py"))
+
+
+def test_a_file_is_kept_without_hard_links(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on exFAT, and on CIFS of some servers."""
+
+    def refuse(source: Path, copy: Path) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "link", refuse)
+    (kept / "train.py").write_text("1")
+    assert program.source(str(kept / "train.py")) == (b"1", False)
+    (kept / "train.py").write_text("22")
+    assert program.source(str(kept / "train.py")) == (b"1", True)
 
 
 def test_what_is_installed_is_not_kept(kept: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from slurm_elastic.protocol import codec
 from slurm_elastic.protocol.errors import ConfigError, RequestError, SlurmUnparsable
 from slurm_elastic.protocol.messages import Piece, Registration, Shape
 from slurm_elastic.trainer_shim.node.agent import gpus
-from slurm_elastic.trainer_shim.supervisor import commands, job_dir
+from slurm_elastic.trainer_shim.supervisor import cli, commands, job_dir
 from slurm_elastic.trainer_shim.supervisor.cli import add_arguments, check_container, elastic_request, worker_env
 from slurm_elastic.trainer_shim.supervisor.companions import minutes_left
 from slurm_elastic.trainer_shim.supervisor.driver import program
@@ -339,6 +339,20 @@ def test_a_job_directory_made_by_somebody_else_is_left_alone(tmp_path: Path) -> 
     (tmp_path / "shared").chmod(0o2775)
     job_dir.create(tmp_path / "shared")  # what a umask gave to a group is taken back
     assert (tmp_path / "shared").stat().st_mode & 0o7777 == 0o2755
+
+
+def test_a_job_directory_whose_mode_cannot_be_set_is_taken_where_it_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal says by which variable, which agents and workers are told, too."""
+    tmp_path.chmod(0o777)
+    monkeypatch.setattr(Path, "chmod", lambda path, mode: None)
+    with pytest.raises(ConfigError, match=f"mode 777.*that you alone can write to.*SELASTIC_TRUSTED_DIRS={tmp_path}, "):
+        job_dir.create(tmp_path)
+    monkeypatch.setenv("SELASTIC_TRUSTED_DIRS", str(tmp_path))
+    job_dir.create(tmp_path)
+    assert (tmp_path / "checkpoints").is_dir()
+    assert cli._agent_env(dict(os.environ), in_slurm=True)["SELASTIC_TRUSTED_DIRS"] == str(tmp_path)
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
