@@ -176,11 +176,6 @@ class Settings:
     slurm_conf: str = text("", *_PATH)
     """Path of slurm.conf. Empty: the environment's SLURM_CONF, or Slurm's own default."""
 
-    slurm_client: str = choice("auto", "auto", "commands", "pyslurm")
-    """How selasticd talks to Slurm. `auto`: through pyslurm where a build for the installed Slurm is found, else
-    through Slurm's commands. `selastic config show` says which it is, and why. `pyslurm`: selasticd does not start
-    without it."""
-
     munge_socket: str = text("", *_PATH)
     """Socket of munged. Empty: the one named by AuthInfo in slurm.conf, or MUNGE's own default."""
 
@@ -397,6 +392,8 @@ class Settings:
 FIELDS = {item.name: item for item in dataclasses.fields(Settings)}
 RENAMED = {"order_taken_s": "resize_taken_s"}
 """Settings of slurm-elastic 0.1.0 that have another name since 0.2.0."""
+GONE = {"slurm_client": "selasticd always talks to Slurm through Slurm's commands"}
+"""Settings of slurm-elastic 0.2.0 that are no more, with what holds in their place."""
 
 
 def load(path: str | Path | None = None, *, user_mode: bool = False) -> Settings:
@@ -420,6 +417,8 @@ def check(values: Mapping[str, Any]) -> Settings:
     for key in values:
         if key in RENAMED:
             raise ConfigError(f"setting {key} of slurm-elastic 0.1.0 is {RENAMED[key]} since 0.2.0: rename it")
+        if key in GONE:
+            raise ConfigError(f"setting {key} of slurm-elastic 0.2 is no more: {GONE[key]}; remove it")
         if key not in FIELDS:
             close = get_close_matches(key, FIELDS, n=1)
             hint = f"did you mean {close[0]}?" if close else f"accepted: {', '.join(FIELDS)}"

@@ -30,7 +30,7 @@ from ..config.log import handler
 from ..config.settings import Settings, load
 from ..config.user_mode import make_local_folder
 from ..policies import installed
-from ..slurm import CommandClient, choose
+from ..slurm import CommandClient
 from ..slurm.slurms_clock import SlurmsClock
 from .daemon import Daemon
 from .leader import Leader, instance_lock, leading
@@ -110,8 +110,7 @@ def _lead(
 ) -> None:
     """Be the daemon, until a signal or the loss of the lease."""
     store, (authenticator, roles) = Store.open(settings.database_url, leader.lease.fence), callers
-    client, which = choose(settings.slurm_client, settings.slurm_conf)
-    log.info("talks to Slurm through %s", which)
+    client = CommandClient(settings.slurm_conf)
     briefly = CommandClient(settings.slurm_conf, timeout_s=ASKED_S)
     slurms_clock = SlurmsClock(briefly.slurms_time)
     slurms_clock.look()
@@ -135,7 +134,6 @@ def _lead(
     finally:
         notifier.stopping()
         daemon.stop()
-        client.close()
 
 
 def _tell_of_epilog(settings: Settings, client: CommandClient) -> None:

@@ -26,7 +26,7 @@ from ..config.settings import Settings
 from ..config.user_mode import local_folder
 from ..optimizer.policies import POLICIES
 from ..policies import installed
-from ..slurm import CommandClient, choose
+from ..slurm import CommandClient
 from .listeners import public_url, tcp_listener
 
 UNIT_FOLDER = Path("/run/slurm-elastic")
@@ -182,11 +182,9 @@ def _is_user(name: str) -> bool:
 
 
 def _check_slurm(settings: Settings) -> str:
-    client, which = choose(settings.slurm_client, settings.slurm_conf)
-    with contextlib.closing(client):
-        snapshot = client.snapshot()
+    snapshot = CommandClient(settings.slurm_conf).snapshot()
     gpus = sum(node.gpus for node in snapshot.nodes.values())
-    return f"{len(snapshot.nodes)} nodes, {gpus} GPUs, {len(snapshot.jobs)} jobs, through {which}"
+    return f"{len(snapshot.nodes)} nodes, {gpus} GPUs, {len(snapshot.jobs)} jobs"
 
 
 def _check_epilog(settings: Settings) -> str:

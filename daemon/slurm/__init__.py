@@ -3,6 +3,5 @@
 from .commands import CommandClient
 from .model import Job, Node, Partition, Size, SlurmClient, Snapshot
 from .nodelist import expand, fold
-from .select import choose
 
-__all__ = ["CommandClient", "Job", "Node", "Partition", "Size", "SlurmClient", "Snapshot", "choose", "expand", "fold"]
+__all__ = ["CommandClient", "Job", "Node", "Partition", "Size", "SlurmClient", "Snapshot", "expand", "fold"]

@@ -89,9 +89,6 @@ class CommandClient(SlurmClient):
         if slurm_conf:
             self._environment["SLURM_CONF"] = slurm_conf
 
-    def close(self) -> None:
-        """Nothing is kept open."""
-
     @_in_one_time
     def snapshot(self) -> Snapshot:
         at, fields = time.time(), self._job_fields
@@ -378,11 +375,6 @@ class CommandClient(SlurmClient):
             raise SlurmUnreachable(f"{command[0]} did not end within {left:.2g} s.") from None
         except OSError as error:
             raise SlurmUnreachable(f"{command[0]} cannot be run: {error}.") from error
-
-
-def says_no_answer(text: str) -> bool:
-    """Whether an error of Slurm means that slurmctld did not answer, and not that it refused."""
-    return _NO_ANSWER.search(text) is not None
 
 
 def says_ended(text: str) -> bool:

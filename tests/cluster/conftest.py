@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import pytest
 from slurm_backends import cluster as cluster
-from slurm_backends import pyslurm as pyslurm
-from slurm_backends import way as way
 
 from slurm_elastic.daemon.sandbox import Sandbox
 

@@ -1,7 +1,4 @@
-"""What the daemon may rely on from Slurm, tested on the real one and on the in-memory fake alike.
-
-The real one is spoken to through its commands and, where it is installed, through pyslurm.
-"""
+"""What the daemon may rely on from Slurm, tested on the real one and on the in-memory fake alike."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""How Slurm tells what jobs ask for, in every form of asking, by its commands and by pyslurm."""
+"""How Slurm tells what jobs ask for, in every form of asking."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from slurm_backends import Commands, PySlurm, RealCluster, gone, running, seen
+from slurm_backends import gone, running, seen
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
-from slurm_elastic.daemon.slurm import CommandClient, Job, SlurmClient
-from slurm_elastic.daemon.slurm.fake import Component
+from slurm_elastic.daemon.slurm import CommandClient, Job
 
 # What only the real one has: forms of asking for GPUs, arrays, and comments that break lines.
 
@@ -19,9 +18,9 @@ def sbatch(sandbox: Sandbox, *options: str) -> int:
     return int(answer.stdout.split(";")[0])
 
 
-def gpu_requests(sandbox: Sandbox, way: Commands) -> dict[str, tuple[Job, Job]]:
+def gpu_requests(sandbox: Sandbox) -> dict[str, tuple[Job, Job]]:
     """Every form of asking for GPUs, seen waiting and running."""
-    client = way.client(sandbox.env["SLURM_CONF"])
+    client = CommandClient(sandbox.env["SLURM_CONF"])
     forms = {
         "gres": ("-N2", "--gres=gpu:2"),
         "typed": ("-N1", "--gres=gpu:a100:3"),
@@ -35,26 +34,6 @@ def gpu_requests(sandbox: Sandbox, way: Commands) -> dict[str, tuple[Job, Job]]:
     sandbox.run(["scontrol", "release", *(str(job_id) for job_id in ids.values())])
     after = running(client, *ids.values())
     return {form: (before.jobs[job_id], after.jobs[job_id]) for form, job_id in ids.items()}
-
-
-def test_pyslurm_tells_what_commands_tell(empty_sandbox: Sandbox, pyslurm: PySlurm) -> None:
-    """Whatever the daemon reads of jobs, nodes and partitions is the same by both ways."""
-    conf = empty_sandbox.env["SLURM_CONF"]
-    ways = pyslurm.client(conf), CommandClient(conf)
-    gpu_requests(empty_sandbox, pyslurm)
-    sbatch(empty_sandbox, "--array=0-5%2", "--gres=gpu:1", "--exclusive", "--time=90", "--hold")
-    sbatch(empty_sandbox, "--array=0-1", "-N1", "--mem=700", "--nodelist=n8", "--comment=a b", "--nice=7")
-    RealCluster(empty_sandbox, pyslurm).submit(Component(1, 1), Component(2, 2), user="games")
-    sbatch(empty_sandbox, "-N8", "--gres=gpu:a100:4", "--mem-per-cpu=100", "--no-requeue", "--begin=now+1hour")
-    seen(ways[1], lambda s: sum(job.running for job in s.jobs.values()) == 10)
-
-    def told(client: SlurmClient) -> dict[str, Any]:
-        found = client.snapshot()
-        return {"jobs": dict(found.jobs), "nodes": dict(found.nodes), "partitions": dict(found.partitions)}
-
-    one, other = told(ways[0]), told(ways[1])
-    for kind in one:
-        assert one[kind] == other[kind]
 
 
 EXPECTED = {
@@ -74,21 +53,21 @@ def _summary(found: dict[str, tuple[Job, Job]]) -> dict[str, Any]:
     }
 
 
-def test_every_form_of_asking_for_gpus_is_counted(empty_sandbox: Sandbox, way: Commands) -> None:
+def test_every_form_of_asking_for_gpus_is_counted(empty_sandbox: Sandbox) -> None:
     """--gres, --gpus, --gpus-per-node and --gpus-per-task give the right totals, waiting and running."""
-    assert _summary(gpu_requests(empty_sandbox, way)) == EXPECTED
+    assert _summary(gpu_requests(empty_sandbox)) == EXPECTED
 
 
-def test_gpus_are_counted_without_gpu_accounting(can_run_slurm: None, way: Commands) -> None:
+def test_gpus_are_counted_without_gpu_accounting(can_run_slurm: None) -> None:
     """A site whose AccountingStorageTRES does not name gres/gpu gets the same totals from what was asked for."""
     with Sandbox.up(SandboxSpec(nodes=8, with_accounting=False)) as plain:
         assert "AccountingStorageTRES" not in (plain.dir / "slurm.conf").read_text()
-        assert _summary(gpu_requests(plain, way)) == EXPECTED
+        assert _summary(gpu_requests(plain)) == EXPECTED
 
 
-def test_task_of_an_array_is_cancelled_by_its_own_id(empty_sandbox: Sandbox, way: Commands) -> None:
+def test_task_of_an_array_is_cancelled_by_its_own_id(empty_sandbox: Sandbox) -> None:
     """Slurm 22.05's scancel ignores the raw id of an array's task and reports success; the client does not."""
-    client = way.client(empty_sandbox.env["SLURM_CONF"])
+    client = CommandClient(empty_sandbox.env["SLURM_CONF"])
     array = sbatch(empty_sandbox, "--array=1-5%2", "--gres=gpu:1")
     snapshot = seen(client, lambda s: sum(j.running for j in s.jobs.values()) == 2)
     tasks = sorted((j for j in snapshot.jobs.values() if j.running), key=lambda j: j.array_task)
@@ -100,9 +79,9 @@ def test_task_of_an_array_is_cancelled_by_its_own_id(empty_sandbox: Sandbox, way
     assert after.jobs[tasks[1].job_id].running
 
 
-def test_the_last_task_of_an_array_is_shrunk_alone(empty_sandbox: Sandbox, way: Commands) -> None:
+def test_the_last_task_of_an_array_is_shrunk_alone(empty_sandbox: Sandbox) -> None:
     """It carries the array's own id, which for Slurm's commands names all tasks; the other keeps its nodes."""
-    client = way.client(empty_sandbox.env["SLURM_CONF"])
+    client = CommandClient(empty_sandbox.env["SLURM_CONF"])
     array = sbatch(empty_sandbox, "--array=1-2", "-N2", "--gres=gpu:4")
     snapshot = seen(client, lambda s: sum(j.running for j in s.jobs.values()) == 2)
     other = next(job for job in snapshot.jobs.values() if job.task_name == f"{array}_1")
@@ -113,9 +92,9 @@ def test_the_last_task_of_an_array_is_shrunk_alone(empty_sandbox: Sandbox, way: 
     assert after.jobs[other.job_id].nodes == other.nodes
 
 
-def test_comment_of_several_lines_breaks_nothing(empty_sandbox: Sandbox, way: Commands) -> None:
+def test_comment_of_several_lines_breaks_nothing(empty_sandbox: Sandbox) -> None:
     """Newlines, tabs and what looks like a record in a comment stay inside that comment."""
-    client = way.client(empty_sandbox.env["SLURM_CONF"])
+    client = CommandClient(empty_sandbox.env["SLURM_CONF"])
     text = "first\n7~7~N/A~RUNNING~~\n\tlast"
     job_id = sbatch(empty_sandbox, f"--comment={text}")
     other = sbatch(empty_sandbox, "--comment=plain")

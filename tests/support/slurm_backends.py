@@ -1,11 +1,9 @@
-"""The ways to a Slurm that one contract holds for: its commands, pyslurm, and the in-memory fake."""
+"""The ways to a Slurm that one contract holds for: its commands, and the in-memory fake."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import pytest
@@ -14,7 +12,6 @@ from waiting import wait_until
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.slurm import CommandClient, SlurmClient, Snapshot
 from slurm_elastic.daemon.slurm.fake import Component, FakeSlurm
-from slurm_elastic.daemon.slurm.pyslurm.client import PySlurmClient, PyslurmUnusable
 
 
 class Cluster(Protocol):
@@ -31,64 +28,9 @@ class Cluster(Protocol):
     def drain(self, node: str, drained: bool) -> None: ...
 
 
-class Commands:
-    """Slurm's commands, as each user."""
-
-    def client(self, slurm_conf: str, user: str = "root") -> SlurmClient:
-        return CommandClient(slurm_conf, prefix=as_user(user))
-
-
 def as_user(user: str) -> tuple[str, ...]:
     """The words before a command that run it as this user."""
     return () if user == "root" else ("setpriv", f"--reuid={user}", "--clear-groups", "--")
-
-
-# Everything is imported before root is given up: the other user need not be able to read this Python.
-AS_USER = """
-import os, pwd, sys
-import pyslurm
-from slurm_elastic.daemon.slurm.pyslurm import worker
-uid = pwd.getpwnam(sys.argv[1]).pw_uid
-if uid:
-    os.setgroups([])
-    os.setuid(uid)
-worker.main(int(sys.argv[2]))
-"""
-
-
-class PySlurm(Commands):
-    """pyslurm, in a process of each user's own."""
-
-    def __init__(self) -> None:
-        self.clients: dict[tuple[str, str], PySlurmClient] = {}
-
-    def client(self, slurm_conf: str, user: str = "root") -> SlurmClient:
-        if (slurm_conf, user) not in self.clients:
-            worker = (sys.executable, "-c", AS_USER, user)
-            self.clients[slurm_conf, user] = PySlurmClient(slurm_conf, prefix=as_user(user), worker=worker)
-        return self.clients[slurm_conf, user]
-
-    def close(self) -> None:
-        for client in self.clients.values():
-            client.close()
-
-
-@pytest.fixture(scope="session")
-def pyslurm(sandbox: Sandbox) -> Iterator[PySlurm]:
-    """pyslurm, where a build for the installed Slurm is importable; else the test is skipped, and says why."""
-    conf = sandbox.env["SLURM_CONF"]
-    try:
-        PySlurmClient(conf).close()
-    except PyslurmUnusable as why:
-        pytest.skip(str(why))
-    with contextlib.closing(PySlurm()) as found:
-        yield found
-
-
-@pytest.fixture(params=["commands", "pyslurm"])
-def way(request: pytest.FixtureRequest) -> Commands:
-    """Both ways to the real Slurm, one after the other."""
-    return Commands() if request.param == "commands" else request.getfixturevalue("pyslurm")  # type: ignore[no-any-return]
 
 
 class RealCluster:
@@ -96,11 +38,11 @@ class RealCluster:
 
     real = True
 
-    def __init__(self, sandbox: Sandbox, way: Commands) -> None:
-        self.sandbox, self.way = sandbox, way
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
 
     def client(self, user: str = "root") -> SlurmClient:
-        return self.way.client(self.sandbox.env["SLURM_CONF"], user)
+        return CommandClient(self.sandbox.env["SLURM_CONF"], prefix=as_user(user))
 
     def submit(
         self, *components: Component, user: str = "root", name: str = "job", comment: str = "", batch: bool = True
@@ -156,13 +98,10 @@ class FakeCluster:
         self.slurm.set_node_state(node, *(["IDLE", "DRAIN"] if drained else []))
 
 
-@pytest.fixture(params=["real", "pyslurm", "fake"])
+@pytest.fixture(params=["real", "fake"])
 def cluster(request: pytest.FixtureRequest) -> Cluster:
-    """All implementations, one after the other."""
-    if request.param == "fake":
-        return FakeCluster()
-    way = request.getfixturevalue("pyslurm") if request.param == "pyslurm" else Commands()
-    return RealCluster(request.getfixturevalue("empty_sandbox"), way)
+    """Both implementations, one after the other."""
+    return FakeCluster() if request.param == "fake" else RealCluster(request.getfixturevalue("empty_sandbox"))
 
 
 def seen(client: SlurmClient, condition: Callable[[Snapshot], Any], what: str = "") -> Snapshot:

@@ -1,7 +1,6 @@
 """`selastic config show|check [FILE]`: the daemon's settings as it would read them, and whether it would.
 
-Promise: nothing is started but a trial of pyslurm, where that is installed; a daemon that runs is asked only what its
-throughput models start from, and none need run.
+Promise: nothing is started; a daemon that runs is asked only what its throughput models start from, and none need run.
 Limit: it needs slurm-elastic[daemon], whose settings these are.
 """
 
@@ -11,7 +10,6 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol.api import routes
 from slurm_elastic.protocol.errors import ElasticError
@@ -20,9 +18,6 @@ from ...reports.answers import Health
 from ...reports.record import read
 from ...text.times import format_time
 from .. import options
-
-if TYPE_CHECKING:
-    from ...config.settings import Settings
 
 DEFAULT_FILE = Path("/etc/slurm-elastic/selasticd.toml")
 ASK_S = 2.0
@@ -57,23 +52,9 @@ def run(args: argparse.Namespace) -> int:
         for key, value in asdict(loaded).items():
             # JSON's form is TOML's for text, numbers, booleans and flat lists.
             print(f"{key} = {json.dumps(value, ensure_ascii=False)}")
-        print()
-        print(f"# selasticd with these settings talks to Slurm through {slurm_client(loaded)}.")
         for line in in_use():
             print(line)
     return 0
-
-
-def slurm_client(settings: Settings) -> str:
-    """Which of Slurm's clients a daemon would use here and now, and why it is not the other."""
-    from ...slurm import choose
-
-    try:
-        client, which = choose(settings.slurm_client, settings.slurm_conf)
-    except ElasticError as error:
-        return f"neither: {error}"
-    client.close()
-    return which
 
 
 def in_use() -> list[str]:

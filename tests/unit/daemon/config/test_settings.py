@@ -70,9 +70,12 @@ def test_a_wrong_value_is_refused_in_one_sentence(tmp_path: Path, line: str, sen
     assert "\n" not in str(caught.value)
 
 
-def test_a_setting_of_0_1_0_is_refused_with_its_new_name(tmp_path: Path) -> None:
+def test_a_setting_of_an_earlier_release_is_refused_with_what_to_do(tmp_path: Path) -> None:
     """An old file needs one edit, and the sentence is that edit."""
     file = tmp_path / "selasticd.toml"
+    file.write_text('slurm_client = "auto"\n')
+    with pytest.raises(ConfigError, match=r"slurm_client of slurm-elastic 0\.2 is no more: .*; remove it$"):
+        load(file)
     file.write_text("order_taken_s = 30\n")
     with pytest.raises(ConfigError, match=r"order_taken_s of .*0\.1\.0 is resize_taken_s since 0\.2\.0"):
         load(file)
