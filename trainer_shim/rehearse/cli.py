@@ -11,10 +11,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol.errors import ConfigError
 
-from .findings import Row, Trained, compare, table
+if TYPE_CHECKING:
+    from .findings import Trained
 
 EPILOG = """It runs in a copy of the working directory: files there are copied, up to 50 MB each, folders linked.
 Dropout is off in both runs. Exit status: 0 if all held, 1 if not, 2 wrong usage."""
@@ -39,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Both runs and the table; 0: all held."""
+    from .findings import Row, compare, table  # not above: pages and completions are made where no torch is
+
     if args.steps < FEWEST:
         raise ConfigError(f"--steps {args.steps} is not accepted; accepted: {FEWEST} and more")
     if not Path(args.script).is_file():
@@ -99,6 +103,8 @@ class Training:
 
     def ended(self) -> Trained:
         """What it has left, once it is over."""
+        from .findings import Trained
+
         return Trained(self._folder, self._process.wait())
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -141,6 +142,7 @@ def test_a_line_that_a_check_was_killed_in_is_left_out(tmp_path: Path) -> None:
     assert runner.read_figures(tmp_path / "f") == [{"name": "n", "value": "1", "bar": "", "ok": None}]
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="the checks need torch, and it is not installed here")
 def test_every_check_finds_what_it_uses_of_the_product() -> None:
     """They run where a GPU is, seldom: a name that has moved is to be seen here."""
     files = [ROOT / check.file for suite in runner.SUITES.values() for check in suite]
