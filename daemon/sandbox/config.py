@@ -10,8 +10,6 @@ from pathlib import Path
 
 from slurm_elastic.protocol.errors import SandboxError
 
-from .hosts import names
-
 CLUSTER = "sandbox"
 ACCOUNT = "research"
 USERS = ("root", "games", "daemon", "nobody")
@@ -22,7 +20,7 @@ Nothing can be granted to nobody: Slurm 26.05 takes the number 65534 for no user
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """What a private Slurm looks like. Every node is a slurmd of its own, on this host or on a host of its own."""
+    """What a private Slurm looks like. Every node is a slurmd of its own, on this host."""
 
     nodes: int = 8
     """Compute nodes, named n1, n2, …"""
@@ -38,12 +36,6 @@ class SandboxSpec:
     """Memory each node says it has, in MiB."""
     with_accounting: bool = True
     """Run slurmdbd on a MariaDB of its own, so that sacct and sacctmgr work."""
-    hosts: str = ""
-    """Every node on a host of its own, slurmctld on another, and which names they know: full, loopback or private.
-
-    Empty: all of it is on this host."""
-    primary: str = ""
-    """The node whose host runs the primary slurmctld; head's is then the backup. Empty: head's is the only one."""
     kill_wait_s: int = 10
     """Seconds between SIGTERM and SIGKILL of a job that is cancelled (Slurm's own default is 30)."""
     extra_slurm_conf: tuple[str, ...] = ()
@@ -70,12 +62,6 @@ class SandboxSpec:
                 f"cpus_per_node={self.cpus_per_node} of the sandbox must be a multiple of"
                 f" threads_per_core={self.threads_per_core}."
             )
-        if self.hosts and self.hosts not in names.KINDS:
-            raise SandboxError(f"hosts={self.hosts!r} of the sandbox is not one of: {', '.join(names.KINDS)}.")
-        if self.hosts and self.nodes > names.MOST_HOSTS:
-            raise SandboxError(f"nodes={self.nodes} of the sandbox are more hosts than {names.MOST_HOSTS}.")
-        if self.primary and (not self.hosts or self.primary not in node_names(self)):
-            raise SandboxError(f"primary={self.primary!r} of the sandbox is none of its nodes with a host of its own.")
         if not self.gpu_type.isalnum():
             raise SandboxError(f"gpu_type={self.gpu_type!r} of the sandbox must be letters and digits, such as a100.")
 
@@ -104,7 +90,6 @@ class Layout:
 
     @property
     def munge_socket(self) -> Path:
-        """The same path on every host; each has a folder of its own there."""
         return self.dir / "run" / "munge.socket"
 
     @property
@@ -122,23 +107,15 @@ def node_names(spec: SandboxSpec) -> list[str]:
     return [f"n{i}" for i in range(1, spec.nodes + 1)]
 
 
-def host_names(spec: SandboxSpec) -> list[str]:
-    """head, n1, n2, …; none if all of it is on this host."""
-    return [names.HEAD, *node_names(spec)] if spec.hosts else []
-
-
 def slurm_conf(spec: SandboxSpec, at: Layout) -> str:
     """slurm.conf. SlurmUser is root: one account runs everything, and root may act for any user of the tests."""
     nodes = "n1" if spec.nodes == 1 else f"n[1-{spec.nodes}]"
     last_port = at.first_node_port + spec.nodes - 1
     ports = str(last_port) if spec.nodes == 1 else f"[{at.first_node_port}-{last_port}]"
     cores = spec.cpus_per_node // spec.threads_per_core
-    # slurmd finds its node by its host's name.
-    where = names.node_addr(spec.nodes, spec.hosts) if spec.hosts else f" NodeHostname={at.host} NodeAddr=127.0.0.1"
     gres = f" Gres=gpu:{spec.gpu_type}:{spec.gpus_per_node}" if spec.gpus_per_node else ""
     lines = [
         f"ClusterName={CLUSTER}",
-        *([f"SlurmctldHost={spec.primary}({names.address(spec.primary)})"] if spec.primary else []),
         f"SlurmctldHost={at.host}({at.address})",
         f"SlurmctldPort={at.slurmctld_port}",
         "SlurmUser=root",
@@ -148,8 +125,7 @@ def slurm_conf(spec: SandboxSpec, at: Layout) -> str:
         f"AuthInfo=socket={at.munge_socket}",
         f"StateSaveLocation={at.dir}/state",
         f"SlurmdSpoolDir={at.dir}/spool/%n",
-        # A slurmctld kills the one that the file names: hosts must not share it.
-        f"SlurmctldPidFile={'/run' if spec.hosts else at.dir}/slurmctld.pid",
+        f"SlurmctldPidFile={at.dir}/slurmctld.pid",
         f"SlurmdPidFile={at.dir}/slurmd-%n.pid",
         f"SlurmctldLogFile={at.dir}/log/slurmctld.log",
         f"SlurmdLogFile={at.dir}/log/slurmd-%n.log",
@@ -178,7 +154,7 @@ def slurm_conf(spec: SandboxSpec, at: Layout) -> str:
         "MaxJobCount=20000",
         *_accounting(spec, at),
         *(["GresTypes=gpu"] if gres else []),
-        f"NodeName={nodes}{where} Port={ports}"
+        f"NodeName={nodes} NodeHostname={at.host} NodeAddr={at.address} Port={ports}"
         f" CPUs={spec.cpus_per_node} CoresPerSocket={cores} ThreadsPerCore={spec.threads_per_core}"
         f" RealMemory={spec.mem_mb}{gres} State=UNKNOWN",
         f"PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE State=UP",

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +18,7 @@ from pathlib import Path
 from slurm_elastic.protocol.errors import SandboxError
 
 from . import host, processes
-from .config import Layout, SandboxSpec, host_names, node_names
-from .hosts import names, namespaces
+from .config import Layout, SandboxSpec, node_names
 from .patience import Patience
 
 LOG_LINES = 15
@@ -29,8 +27,7 @@ LOG_LINES = 15
 class Daemons:
     """Starts, watches and stops single daemons of the sandbox that lives in `at`.
 
-    Names: munged, mariadbd, slurmdbd, slurmctld and one slurmd-nK for each node. If every node is on a host of its own:
-    also switch, host-head, host-nK (process 1 of a host) and munged-nK; and slurmctld-nK where head's is the backup.
+    Names: munged, mariadbd, slurmdbd, slurmctld and one slurmd-nK for each node.
     """
 
     def __init__(self, spec: SandboxSpec, at: Layout, id: str) -> None:
@@ -40,21 +37,7 @@ class Daemons:
     def names(self) -> list[str]:
         """Every daemon this sandbox should have."""
         accounting = ["mariadbd", "slurmdbd"] if self._spec.with_accounting else []
-        nodes = node_names(self._spec)
-        hosts = [f"host-{name}" for name in host_names(self._spec)]
-        munged = [f"munged-{node}" for node in nodes] if hosts else []
-        switch = ["switch"] if hosts else []
-        controllers = [f"slurmctld-{self._spec.primary}"] if self._spec.primary else []
-        slurmds = [f"slurmd-{node}" for node in nodes]
-        return [*hosts, *switch, "munged", *munged, *accounting, *controllers, "slurmctld", *slurmds]
-
-    def on_host(self, host: str, command: list[str]) -> list[str]:
-        """The command, as it has to be called from here to run on that host of the sandbox."""
-        pid = self.pid(f"host-{host}")
-        if not pid:
-            known = ", ".join(host_names(self._spec)) or "none, for all of it is on this one"
-            raise SandboxError(f"No host {host} of the sandbox runs; it has: {known}.")
-        return namespaces.command_on(pid, command)
+        return ["munged", *accounting, "slurmctld", *(f"slurmd-{node}" for node in node_names(self._spec))]
 
     def pid(self, name: str) -> int:
         """Pid of a living daemon, 0 when it does not run."""
@@ -72,11 +55,10 @@ class Daemons:
 
     def spawn(self, name: str, command: list[str]) -> None:
         """Run a program of the sandbox in the background, its output in log/<name>.out."""
-        place = self._place(name)
         with open(self._at.dir / "log" / f"{name}.out", "ab") as log:
             try:
                 child = subprocess.Popen(
-                    self.on_host(place, command) if place else command,
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -87,11 +69,10 @@ class Daemons:
             except OSError as error:
                 raise SandboxError(f"{name} of the sandbox cannot be run: {error}.") from error
         self._children[name] = child
-        # nsenter and unshare stay, and wait for what they started.
-        pid = processes.only_child(child.pid) if place or name.startswith("host-") else child.pid
+        self._note(name, child.pid)
+
+    def _note(self, name: str, pid: int) -> None:
         self._pid_file(name).write_text(f"{pid} {processes.started_at(pid)}")
-        if name.startswith("host-"):
-            (self._at.dir / "plugged" / name.partition("-")[2]).write_text(str(pid))
 
     def stop(self, name: str, patience_s: float = 20.0) -> None:
         """SIGTERM a daemon and wait until it is gone; SIGKILL after patience_s. Does nothing when it does not run."""
@@ -135,22 +116,10 @@ class Daemons:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(5)
 
-    def _place(self, name: str) -> str:
-        """The host that a daemon belongs on; "" for this one."""
-        program, _, host = name.partition("-")
-        if not self._spec.hosts or program in ("host", "switch"):
-            return ""
-        return host if program in ("munged", "slurmctld", "slurmd") and host else names.HEAD
-
     def command(self, name: str) -> list[str]:
-        """How a daemon is started, on its host."""
+        """How a daemon is started."""
         at = self._at
         program, _, which = name.partition("-")
-        python = [sys.executable, "-m", f"{__package__}.hosts.init"]
-        if program == "host":
-            return [*namespaces.UNSHARE, *python, str(at.dir / "hosts" / f"{which}.json")]
-        if program == "switch":
-            return [*python[:-1], f"{__package__}.hosts.switch", str(at.dir)]
         if program == "munged":
             files = {"key-file": "munge.key", "pid-file": f"{name}.pid", "log-file": f"log/{name}.log"}
             options = [f"--{option}={at.dir}/{file}" for option, file in files.items()]
@@ -171,19 +140,7 @@ class Daemons:
         if program == "slurmctld":
             log = ["-L", f"{at.dir}/log/{name}.log"]
             return [host.program(self._spec, program), "-D", "-f", str(at.slurm_conf), *log]
-        # On a host of its own slurmd finds its node by the host's name.
-        as_node = self._boot(which) if self._spec.hosts else ["-N", which]
-        return [host.program(self._spec, program), "-D", "-f", str(at.slurm_conf), *as_node]
-
-    def _boot(self, host: str) -> list[str]:
-        """What tells slurmd that its host has booted, not only slurmd: the machine that carries it has not."""
-        try:
-            return ["-b"] if self._pid_file(f"slurmd-{host}").stat().st_mtime < self._booted(host) else []
-        except FileNotFoundError:
-            return ["-b"]
-
-    def _booted(self, host: str) -> float:
-        return self._pid_file(f"host-{host}").stat().st_mtime
+        return [host.program(self._spec, program), "-D", "-f", str(at.slurm_conf), "-N", which]
 
     def _environment(self, name: str) -> dict[str, str]:
         environment = {
@@ -192,8 +149,6 @@ class Daemons:
             "SLURM_CONF": str(self._at.slurm_conf),
             processes.ID_VARIABLE: self._id,
         }
-        if name.startswith(("host-", "switch")):
-            environment["PYTHONPATH"] = namespaces.python_path()
         if name == "slurmdbd":
             # Neither slurmdbd.conf nor Slurm's source has a setting for it; the client library reads this.
             environment["MYSQL_UNIX_PORT"] = f"{self._at.dir}/db/mysql.sock"

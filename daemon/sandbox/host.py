@@ -17,7 +17,6 @@ from slurm_elastic.protocol import own_files
 from slurm_elastic.protocol.errors import SandboxError
 
 from .config import SandboxSpec
-from .hosts import namespaces
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
@@ -39,19 +38,6 @@ def check(spec: SandboxSpec) -> None:
             f"A sandbox needs {', '.join(missing)}, not found on this machine: packaging/install-slurm-debian installs "
             "them without enabling any service."
         )
-    if spec.hosts:
-        _check_namespaces()
-
-
-def _check_namespaces() -> None:
-    with contextlib.suppress(OSError):
-        if subprocess.run([*namespaces.UNSHARE, "true"], capture_output=True, check=False).returncode:
-            raise SandboxError("A sandbox of several hosts needs namespaces, and 'unshare' is refused on this machine.")
-        os.close(os.open("/dev/net/tun", os.O_RDWR))
-        return
-    raise SandboxError(
-        "A sandbox of several hosts needs unshare and /dev/net/tun, which cannot be used on this machine."
-    )
 
 
 def program(spec: SandboxSpec, name: str) -> str:

@@ -3,7 +3,7 @@
 Promise: `up` returns a cluster that runs jobs or raises SandboxError saying which daemon failed and what it logged;
 `down` removes every process and the directory and may be called twice; a sandbox that belongs to its starter (the
 default) is taken down by a small guard process when the starter dies, even by SIGKILL.
-Limit: one machine, which may carry several hosts (hosts/); everything runs as root; jobs' own output files in other
+Limit: one host; everything runs as root; jobs' own output files in other
 directories are not removed.
 """
 
@@ -28,8 +28,6 @@ from . import host, processes, registry
 from .config import Layout, SandboxSpec, ports_needed, render
 from .daemons import Daemons
 from .guard import Guard
-from .hosts import links, names, namespaces
-from .hosts.links import Links
 from .patience import slowness_now
 from .startup import USABLE, Startup
 
@@ -53,9 +51,11 @@ class Status:
 class Sandbox:
     """One private Slurm. Get it from `up` or `attach`; use it as a context manager to have it taken down."""
 
+    daemons_kind, startup_kind = Daemons, Startup
+
     def __init__(self, entry: registry.Entry, spec: SandboxSpec, layout: Layout) -> None:
         self.entry, self.spec, self.layout = entry, spec, layout
-        self.daemons = Daemons(spec, layout, entry.id)
+        self.daemons = self.daemons_kind(spec, layout, entry.id)
         self._guard: Guard | None = None
 
     @classmethod
@@ -80,10 +80,7 @@ class Sandbox:
         path = host.directory_path(name, directory)
         owner = (os.getpid(), processes.started_at(os.getpid()))
         entry = registry.register(name, path, secrets.token_hex(8), ports_needed(spec), owner, first_port)
-        layout = Layout(path, socket.gethostname().split(".")[0], entry.first_port, ())
-        if spec.hosts:
-            layout = dataclasses.replace(layout, host=names.HEAD, address=names.address(names.HEAD))
-        sandbox = cls(entry, spec, layout)
+        sandbox = cls(entry, spec, cls.laid_out(path, entry.first_port))
         try:
             sandbox._guard = Guard(entry)
             sandbox._write_files()
@@ -109,9 +106,12 @@ class Sandbox:
             record["spec"]["extra_slurm_conf"] = tuple(record["spec"]["extra_slurm_conf"])
             spec = SandboxSpec(**record["spec"])
             layout = dataclasses.replace(layout, host=record["host"], gpu_files=tuple(record["gpu_files"]))
-            if spec.hosts:
-                layout = dataclasses.replace(layout, address=names.address(names.HEAD))
         return cls(entry, spec, layout)
+
+    @classmethod
+    def laid_out(cls, path: Path, first_port: int) -> Layout:
+        """Where a new one lives."""
+        return Layout(path, socket.gethostname().split(".")[0], first_port, ())
 
     @property
     def dir(self) -> Path:
@@ -130,19 +130,14 @@ class Sandbox:
         user: str | None = None,
         timeout_s: float = 60,
         env: dict[str, str] | None = None,
-        on: str = names.HEAD,
     ) -> subprocess.CompletedProcess[str]:
         """Run a Slurm command against this sandbox, from / and with a clean environment; never raises for its status.
 
-        user: run it as that user (a name), in place of root. on: the host, if this sandbox has hosts of its own.
+        user: run it as that user (a name), in place of root.
         """
-        # Names only, no shell: setpriv changes the user and leaves the environment as it is given.
-        group = pwd.getpwnam(user).pw_gid if user else 0
-        become = ["setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups", "--"] if user else []
         environment = {"PATH": host.PATH, "HOME": "/", "LANG": "C.UTF-8", **self.env, **(env or {})}
-        words = [*become, *command]
         return subprocess.run(
-            self.daemons.on_host(on, words) if self.spec.hosts else words,
+            [*becoming(user), *command],
             capture_output=True,
             text=True,
             timeout=timeout_s * slowness_now(),
@@ -162,34 +157,6 @@ class Sandbox:
             if answer.returncode == 0:
                 return dict(line.split(maxsplit=1) for line in answer.stdout.splitlines())
         return {}
-
-    @property
-    def home(self) -> Path:
-        """A folder for jobs that every host sees, as home is on most clusters; anybody may write there."""
-        return self.dir / "home"
-
-    @property
-    def links(self) -> Links:
-        """What happens now to packets between the hosts."""
-        return links.read(self.dir / links.FILE)
-
-    @links.setter
-    def links(self, new: Links) -> None:
-        """In force after some tenths of a second."""
-        links.write(self.dir / links.FILE, new)
-
-    def network(self) -> contextlib.AbstractContextManager[None]:
-        """Until it is left, this thread has the network of slurmctld's host, and so has what it starts."""
-        pid = self.daemons.pid(f"host-{names.HEAD}") if self.spec.hosts else os.getpid()
-        return namespaces.network_of(pid)
-
-    def start_host(self, host: str) -> None:
-        """Start a host of a node again, with its munged and slurmd."""
-        startup = self._startup()
-        startup.start_host(host)
-        startup.wait_ready(f"host-{host}", 30)
-        self.start_daemon(f"munged-{host}")
-        self.start_daemon(f"slurmd-{host}")
 
     def start_daemon(self, name: str, timeout_s: float = 30) -> None:
         """Start one daemon (munged, mariadbd, slurmdbd, slurmctld, slurmd-n1…) again and wait until it answers."""
@@ -228,7 +195,7 @@ class Sandbox:
         self.down()
 
     def _startup(self) -> Startup:
-        return Startup(self.spec, self.layout, self.daemons, self.run, self._node_states)
+        return self.startup_kind(self.spec, self.layout, self.daemons, self.run, self._node_states)
 
     def _is_ours(self) -> bool:
         try:
@@ -240,26 +207,34 @@ class Sandbox:
         at = self.layout
         host.make_directory(at.dir)
         (at.dir / ID_FILE).write_text(self.entry.id)
-        for folder in ("log", "pids", "state", "spool", "run", "home", "hosts", "plugged"):
+        for folder in ("log", "pids", "state", "spool", "run"):
             (at.dir / folder).mkdir()
-        self.home.chmod(0o1777)
-        links.write(at.dir / links.FILE, Links())
         self.layout = at = dataclasses.replace(at, gpu_files=host.gpu_files(self.spec, at.dir / "dev"))
         record = {"spec": dataclasses.asdict(self.spec), "host": at.host, "gpu_files": at.gpu_files}
         (at.dir / "sandbox.json").write_text(json.dumps(record))
-        self.daemons = Daemons(self.spec, at, self.entry.id)
-        files = render(self.spec, at, host.slurm_release(self.spec))
-        for name, (text, mode) in files.items():
+        self.daemons = self.daemons_kind(self.spec, at, self.entry.id)
+        for name, (text, mode) in self._files().items():
             (at.dir / name).write_text(text)
             (at.dir / name).chmod(mode)
         key = os.open(at.dir / "munge.key", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
         with os.fdopen(key, "wb") as file:
             file.write(secrets.token_bytes(128))
 
+    def _files(self) -> dict[str, tuple[str, int]]:
+        """See render()."""
+        return render(self.spec, self.layout, host.slurm_release(self.spec))
+
     def _release_guard(self) -> None:
         guard, self._guard = self._guard, None
         if guard is not None:
             guard.dismiss()
+
+
+def becoming(user: str | None) -> list[str]:
+    """What a command as that user begins with. Names only, no shell: the environment is left as it is given."""
+    if user is None:
+        return []
+    return ["setpriv", f"--reuid={user}", f"--regid={pwd.getpwnam(user).pw_gid}", "--clear-groups", "--"]
 
 
 def sweep() -> None:

@@ -38,18 +38,6 @@ def started_at(pid: int) -> int:
     return process.started if process else 0
 
 
-def only_child(pid: int, patience_s: float = 20.0) -> int:
-    """Pid of the one process that this one starts, once it has; of itself when it ends without."""
-    patience = Patience(patience_s)
-    while started_at(pid) and not patience.over():
-        with contextlib.suppress(OSError):
-            found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            if found:
-                return int(found[0])
-        time.sleep(0.002)
-    return pid
-
-
 def members(directory: Path, id: str) -> list[Process]:
     """Living processes of the sandbox in that directory, whatever started them."""
     everything = {process.pid: process for process in _all()}

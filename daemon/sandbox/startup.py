@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 from slurm_elastic.protocol.errors import SandboxError
 
 from . import host
-from .config import ACCOUNT, CLUSTER, USERS, Layout, SandboxSpec, host_names, node_names
+from .config import ACCOUNT, CLUSTER, USERS, Layout, SandboxSpec, node_names
 from .daemons import Daemons, accepts_unix, listens
-from .hosts import init, names
 
 USABLE = frozenset({"idle", "mixed", "allocated", "completing"})
 """States of a node that takes jobs, as sinfo's %T spells them."""
@@ -36,7 +32,6 @@ class Startup:
 
     def all(self) -> None:
         """Start everything and wait until every node takes jobs. SandboxError names the daemon that failed."""
-        self._start_hosts()
         self._daemons.start("munged")
         if self._spec.with_accounting:
             self._start_accounting()
@@ -44,9 +39,6 @@ class Startup:
         if self._spec.with_accounting:
             self._sacctmgr("add", "cluster", CLUSTER)
         nodes = [f"slurmd-{node}" for node in node_names(self._spec)]
-        for name in self._daemons.names():
-            if name.startswith("munged-"):
-                self.wait_ready(name, 15)
         # One after the other: the first one finds an empty folder for its state.
         for name in (name for name in self._daemons.names() if name.startswith("slurmctld")):
             self._daemons.start(name)
@@ -58,26 +50,6 @@ class Startup:
             self._sacctmgr("add", "user", ",".join(USERS), f"account={ACCOUNT}", f"cluster={CLUSTER}")
         for name in nodes:
             self.wait_ready(name, 30 + self._spec.nodes)
-
-    def _start_hosts(self) -> None:
-        """Every host with its network and its munged, if nodes have hosts of their own."""
-        hosts = host_names(self._spec)
-        for name in hosts:
-            self.start_host(name)
-        for name in hosts:
-            self.wait_ready(f"host-{name}", 30)
-        for name in hosts[1:]:
-            self._daemons.start(f"munged-{name}")
-
-    def start_host(self, name: str) -> None:
-        """Begin to start one host, and the switch with it; nothing of Slurm."""
-        software = {sys.prefix, sys.base_prefix, *filter(None, sys.path), str(self._at.dir)}
-        everything = host_names(self._spec)
-        private = "" if name == names.HEAD else str(self._at.dir / "run")
-        record = init.Host(name, names.hosts_file(name, everything, self._spec.hosts), tuple(sorted(software)), private)
-        (self._at.dir / "hosts" / f"{name}.json").write_text(json.dumps(asdict(record)))
-        self._daemons.start(f"host-{name}")
-        self._daemons.start("switch")
 
     def _start_accounting(self) -> None:
         data = self._at.dir / "db"
@@ -108,13 +80,8 @@ class Startup:
         at = self._at
         program, _, where = name.partition("-")
         pid = self._daemons.pid(name)
-        if program == "host":
-            ready = not (at.dir / "hosts" / f"{where}.json").exists()
-            return ready and "eth0" in Path(f"/proc/{pid}/net/route").read_text()
-        if program == "switch":
-            return True
         if program == "munged":
-            # As the daemon itself sees it: hosts have files of their own there.
+            # As the daemon itself sees it, whose root may be another one.
             return accepts_unix(Path(f"/proc/{pid}/root{at.munge_socket}"))
         if name == "mariadbd":
             return accepts_unix(at.dir / "db" / "mysql.sock")

@@ -25,7 +25,6 @@ from typing import Any
 
 from slurm_elastic.daemon.reports.history import one_line
 from slurm_elastic.daemon.sandbox.config import SandboxSpec
-from slurm_elastic.daemon.sandbox.hosts.names import KINDS
 from slurm_elastic.daemon.sandbox.lifecycle import Sandbox
 from slurm_elastic.daemon.sandbox.patience import Patience, slowness_now
 from slurm_elastic.daemon.text.reasons import Reason
@@ -35,6 +34,7 @@ from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.trainer_shim.training import audit
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[1] / "tests" / "support"))  # where the sandbox of several hosts lies
 BIN = Path(sys.executable).parent
 COUNTED = (
     *(EventKind.RESIZE_GRANTED, EventKind.RESIZE_RUNNING, EventKind.RESIZE_WITHDRAWN, EventKind.RESIZE_FAILED),
@@ -77,6 +77,8 @@ class Demo:
 
     cluster: Sandbox
     dir: Path
+    several: bool = False
+    """The private Slurm has several hosts."""
     started: float = field(default_factory=time.monotonic)
     jobs: list[Elastic] = field(default_factory=list)
     daemon: subprocess.Popen[bytes] | None = None
@@ -179,7 +181,7 @@ class Demo:
 
         On large nodes: or whether one of its companions was given back, for each may be on one node.
         """
-        kinds = {EventKind.SHRINK} | ({EventKind.CANCEL} if self.cluster.spec.hosts else set())
+        kinds = {EventKind.SHRINK} | ({EventKind.CANCEL} if self.several else set())
         return any(event["kind"] in kinds for event in self.events(job))
 
     def settled(self) -> bool:
@@ -203,7 +205,7 @@ class Demo:
 
         timeout_s: of a quiet machine. Four times as long on several hosts, where more workers start at a time.
         """
-        patience = Patience(timeout_s * (4 if self.cluster.spec.hosts else 1))
+        patience = Patience(timeout_s * (4 if self.several else 1))
         while not condition():
             self.tell()
             self.notice_failures()
@@ -376,7 +378,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kill-daemon", choices=("restart", "forever"), default="", help="SIGKILL selasticd midway")
     parser.add_argument("--hosts", type=int, default=0, metavar="N", help="on N hosts and slurmctld's, in place of one")
-    parser.add_argument("--names", choices=KINDS, default="full", help="which names hosts know, if there are several")
+    parser.add_argument(
+        "--names",
+        choices=("full", "loopback", "private"),
+        default="full",
+        help="which names hosts know, if there are several",
+    )
     parser.add_argument("--keep", action="store_true", help="keep logs, checkpoints and the database")
     parser.add_argument("--record", type=Path, help="write who trained on how many GPUs when; figure.py draws it")
     args = parser.parse_args(argv)
@@ -399,15 +406,25 @@ def spec_of(hosts: int, names: str) -> SandboxSpec:
     """Eight nodes of this host with four GPUs each; or as many GPUs and a few more, on several hosts."""
     if not hosts:
         return SandboxSpec()
+    from sandbox_of_hosts.sandbox import HostsSpec
+
     gpus = 4 * math.ceil(8 / hosts)
-    return SandboxSpec(nodes=hosts, hosts=names, gpus_per_node=gpus, cpus_per_node=4 * gpus, mem_mb=65536)
+    return HostsSpec(nodes=hosts, hosts=names, gpus_per_node=gpus, cpus_per_node=4 * gpus, mem_mb=65536)
 
 
 def tell_all(path: Path, spec: SandboxSpec, kill: str, record: Path | None) -> list[str]:
     """The whole story on a private Slurm; what does not hold at its end."""
-    with Sandbox.up(spec) as cluster, cluster.network():
-        demo = Demo(cluster, shutil.copytree(path, cluster.home / path.name) if spec.hosts else path)
-        where = f"{spec.nodes} {'hosts' if spec.hosts else 'nodes'}, {spec.gpus_per_node} fake GPUs each"
+    several = hasattr(spec, "hosts")
+    with contextlib.ExitStack() as stack:
+        if several:
+            from sandbox_of_hosts.sandbox import HostsSandbox
+
+            hosts = stack.enter_context(HostsSandbox.up(spec))
+            stack.enter_context(hosts.network())
+            demo = Demo(hosts, shutil.copytree(path, hosts.home / path.name), several=True)
+        else:
+            demo = Demo(stack.enter_context(Sandbox.up(spec)), path)
+        where = f"{spec.nodes} {'hosts' if several else 'nodes'}, {spec.gpus_per_node} fake GPUs each"
         demo.say(f"a private Slurm is up: {where}")
         try:
             demo.start_daemon()

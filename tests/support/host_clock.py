@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-from slurm_elastic.daemon.sandbox import Sandbox
+from sandbox_of_hosts.sandbox import HostsSandbox
 
 SOURCE = Path(__file__).with_name("host_clock.c")
 
@@ -42,7 +41,7 @@ def build(folder: Path) -> Path:
 
 
 @contextmanager
-def clock_of(hosts: Sandbox, name: str) -> Iterator[HostClock]:
+def clock_of(hosts: HostsSandbox, name: str) -> Iterator[HostClock]:
     """The clock of one of a sandbox's hosts, its munged and slurmd included; jobs there need its environment."""
     seen = "/run/clock"  # each host has a /run of its own: on the others the programs find none
     inside = Path(f"/proc/{hosts.daemons.pid(f'host-{name}')}/root{seen}")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from fake_daemon import FakeDaemon
+from sandbox_of_hosts.names import HEAD, address
+from sandbox_of_hosts.sandbox import HostsSandbox
 from training_job import TrainingJob
 from waiting import wait_until
 
-from slurm_elastic.daemon.sandbox import Sandbox
-from slurm_elastic.daemon.sandbox.hosts.names import HEAD, address
 from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.trainer_shim.training import audit
 
@@ -42,7 +42,7 @@ class HostTraining(TrainingJob):
 
     samples = SAMPLES
 
-    def __init__(self, hosts: Sandbox, folder: Path, *options: str, words: str, env: dict[str, str]) -> None:
+    def __init__(self, hosts: HostsSandbox, folder: Path, *options: str, words: str, env: dict[str, str]) -> None:
         folder.mkdir()
         self.daemon = FakeDaemon(host=address(HEAD))
         variables = {**self.daemon.env(folder), **env}
@@ -69,7 +69,7 @@ def there_is(job: TrainingJob, name: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def start(hosts: Sandbox) -> Iterator[Callable[..., HostTraining]]:
+def start(hosts: HostsSandbox) -> Iterator[Callable[..., HostTraining]]:
     """start("-N2", "--gres=gpu:1") -> a submitted job, whose folder every host sees. words: more options of `run`."""
     jobs: list[HostTraining] = []
 

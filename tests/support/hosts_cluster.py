@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 from sandbox_jobs import cancel_all
+from sandbox_of_hosts.links import Links
+from sandbox_of_hosts.names import KINDS
+from sandbox_of_hosts.sandbox import HostsSandbox, HostsSpec, check
 
-from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
-from slurm_elastic.daemon.sandbox.host import check
-from slurm_elastic.daemon.sandbox.hosts.links import Links
-from slurm_elastic.daemon.sandbox.hosts.names import KINDS
 from slurm_elastic.protocol.errors import SandboxError
 
 NODES = 3
@@ -20,29 +19,29 @@ NODES = 3
 @contextlib.contextmanager
 def hosts_up(
     kind: str, nodes: int = NODES, gpus_per_node: int = 2, extra_slurm_conf: tuple[str, ...] = ()
-) -> Iterator[Sandbox]:
+) -> Iterator[HostsSandbox]:
     """Hosts of nodes and slurmctld's, with 16 CPUs each; this thread has the network of slurmctld's host.
 
     Skips where no such hosts can be made.
     """
-    spec = SandboxSpec(nodes=nodes, gpus_per_node=gpus_per_node, hosts=kind, extra_slurm_conf=extra_slurm_conf)
+    spec = HostsSpec(nodes=nodes, gpus_per_node=gpus_per_node, hosts=kind, extra_slurm_conf=extra_slurm_conf)
     try:
         check(spec)
     except SandboxError as error:
         pytest.skip(str(error))
-    with Sandbox.up(spec) as sandbox, sandbox.network():
+    with HostsSandbox.up(spec) as sandbox, sandbox.network():
         yield sandbox
 
 
 @pytest.fixture(scope="session", params=sorted(KINDS))
-def cluster_of_hosts(can_run_slurm: None, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+def cluster_of_hosts(can_run_slurm: None, request: pytest.FixtureRequest) -> Iterator[HostsSandbox]:
     """One for each kind of names, one at a time."""
     with hosts_up(request.param) as sandbox:
         yield sandbox
 
 
 @pytest.fixture
-def hosts(cluster_of_hosts: Sandbox) -> Iterator[Sandbox]:
+def hosts(cluster_of_hosts: HostsSandbox) -> Iterator[HostsSandbox]:
     """The session's hosts, with a network that loses nothing and no job; what a test leaves behind is cancelled."""
     cluster_of_hosts.links = Links()
     cancel_all(cluster_of_hosts)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import kill_targets
+from sandbox_of_hosts.links import CUT, Link, Links
+from sandbox_of_hosts.names import HEAD, address
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
-from slurm_elastic.daemon.sandbox.hosts.links import CUT, Link, Links
-from slurm_elastic.daemon.sandbox.hosts.names import HEAD, address
 
 EVERYWHERE = ("selasticd", "supervisor", "worker", "agent", "slurmctld", "slurmdbd", "node", "base")
 NETWORK = ("cut", "partition", "one-way", "delay")

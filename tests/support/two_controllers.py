@@ -11,12 +11,11 @@ import signal
 import time
 from collections.abc import Iterator
 
+from sandbox_of_hosts.sandbox import HostsSandbox, HostsSpec
 from waiting import wait_until
 
-from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
-
 PRIMARY = "n3"
-SPEC = SandboxSpec(
+SPEC = HostsSpec(
     nodes=3,
     hosts="full",
     primary=PRIMARY,
@@ -28,7 +27,7 @@ SPEC = SandboxSpec(
 class Controllers:
     """Takes the primary away, and brings it back."""
 
-    def __init__(self, hosts: Sandbox) -> None:
+    def __init__(self, hosts: HostsSandbox) -> None:
         self.hosts = hosts
 
     def lose(self, what: str = "process") -> None:
@@ -78,5 +77,5 @@ class Controllers:
 @contextlib.contextmanager
 def two_controllers() -> Iterator[Controllers]:
     """Up; this thread has the network of head's host, where a selasticd of the tests listens."""
-    with Sandbox.up(SPEC) as hosts, hosts.network():
+    with HostsSandbox.up(SPEC) as hosts, hosts.network():
         yield Controllers(hosts)

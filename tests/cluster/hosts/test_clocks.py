@@ -10,17 +10,17 @@ import pytest
 from host_clock import clock_of
 from host_training import HostTraining
 from live_daemon import live_daemon
+from sandbox_of_hosts.names import HEAD, address
+from sandbox_of_hosts.sandbox import HostsSandbox
 from waiting import wait_until
 
-from slurm_elastic.daemon.sandbox import Sandbox
-from slurm_elastic.daemon.sandbox.hosts.names import HEAD, address
 from slurm_elastic.trainer_shim.supervisor.companions import minutes_left
 
 Start = Callable[..., HostTraining]
 DIFFER = "do the clocks of the two hosts differ?"
 
 
-def test_a_node_whose_clock_is_wrong_is_resized_as_long_as_munge_takes_it(hosts: Sandbox, start: Start) -> None:
+def test_a_node_whose_clock_is_wrong_is_resized_as_long_as_munge_takes_it(hosts: HostsSandbox, start: Start) -> None:
     """The batch host is 90 s ahead, then 4 minutes behind in the middle of a resize, then an hour ahead, then right.
 
     Each companion has the time that its base has, the difference is told once, the hour is told as one of clocks, and
@@ -68,7 +68,7 @@ def minutes(text: str) -> int:
 
 
 def test_a_refusal_of_munge_is_told_once_as_one_of_clocks(
-    hosts: Sandbox, start: Start, monkeypatch: pytest.MonkeyPatch
+    hosts: HostsSandbox, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job on a host that is an hour ahead cannot register: it says so once, trains on, and is managed when the clock
     is right."""

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import pytest
 from host_training import SAMPLES, TRAIN, HostTraining
 from live_daemon import live_daemon
+from sandbox_of_hosts.links import CUT, Links
+from sandbox_of_hosts.names import HEAD, address
+from sandbox_of_hosts.sandbox import HostsSandbox
 from training_job import TrainingJob
 from waiting import wait_until
 
-from slurm_elastic.daemon.sandbox import Sandbox
-from slurm_elastic.daemon.sandbox.hosts.links import CUT, Links
-from slurm_elastic.daemon.sandbox.hosts.names import HEAD, address
 from slurm_elastic.trainer_shim.training import audit
 
 CUTS = {
@@ -32,7 +32,7 @@ STEPS = 60
 
 
 def test_training_goes_on_while_a_host_is_cut_off_and_is_resized_afterwards(
-    hosts: Sandbox, monkeypatch: pytest.MonkeyPatch
+    hosts: HostsSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody is restarted by it, no step is done twice, and after each of the cuts the job takes resizes again."""
     if hosts.spec.hosts != "full":
@@ -74,7 +74,7 @@ def test_training_goes_on_while_a_host_is_cut_off_and_is_resized_afterwards(
 
 
 def test_a_companion_orphaned_by_a_partition_is_given_back_when_it_heals(
-    hosts: Sandbox, start: Callable[..., HostTraining]
+    hosts: HostsSandbox, start: Callable[..., HostTraining]
 ) -> None:
     """Training goes on without the host that is cut off from everybody. The batch host reaches nobody either, so the
     companion cannot be given back until packets flow again: then the supervisor does it, and nobody else could, for

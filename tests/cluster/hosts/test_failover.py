@@ -9,11 +9,10 @@ import pytest
 from host_training import HostTraining, there_is
 from live_daemon import Selasticd, live_daemon
 from sandbox_jobs import cancel_all
+from sandbox_of_hosts.names import HEAD, address
+from sandbox_of_hosts.sandbox import HostsSandbox
 from two_controllers import Controllers, two_controllers
 from waiting import wait_until
-
-from slurm_elastic.daemon.sandbox import Sandbox
-from slurm_elastic.daemon.sandbox.hosts.names import HEAD, address
 
 Start = Callable[..., HostTraining]
 
@@ -35,12 +34,12 @@ def controllers(both: Controllers) -> Iterator[Controllers]:
 
 
 @pytest.fixture
-def hosts(controllers: Controllers) -> Sandbox:
+def hosts(controllers: Controllers) -> HostsSandbox:
     """In place of the session's hosts, for `start`."""
     return controllers.hosts
 
 
-def fill_n2(hosts: Sandbox) -> str:
+def fill_n2(hosts: HostsSandbox) -> str:
     """An ordinary job on all GPUs of n2; its id."""
     answer = hosts.run(["salloc", "--no-shell", "-ptrain", "-wn2", "--gres=gpu:a100:4", "-Jfiller"])
     assert answer.returncode == 0, answer.stderr

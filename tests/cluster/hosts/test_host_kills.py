@@ -11,8 +11,7 @@ from hosts_cluster import hosts_up
 from kill_campaign import Campaign
 from kill_ground import NETWORK, Hosts
 from live_daemon import live_daemon
-
-from slurm_elastic.daemon.sandbox import Sandbox
+from sandbox_of_hosts.sandbox import HostsSandbox
 
 ROUNDS = int(os.environ.get("SELASTIC_SOAK_ROUNDS", "2"))
 SEED = int(os.environ.get("SELASTIC_SOAK_SEED", "17"))
@@ -21,14 +20,14 @@ NAMES = os.environ.get("SELASTIC_SOAK_NAMES", "loopback").split(",")
 
 
 @pytest.fixture(params=NAMES)
-def grounds(can_run_slurm: None, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+def grounds(can_run_slurm: None, request: pytest.FixtureRequest) -> Iterator[HostsSandbox]:
     """Four hosts besides slurmctld's, which are known to be down a minute after the last packet."""
     with hosts_up(request.param, nodes=4, gpus_per_node=4, extra_slurm_conf=("SlurmdTimeout=60",)) as sandbox:
         yield sandbox
 
 
 @pytest.mark.timeout(0 if "SELASTIC_SOAK_ROUNDS" in os.environ else 900)
-def test_nothing_is_lost_whatever_is_killed_and_cut_off(grounds: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_lost_whatever_is_killed_and_cut_off(grounds: HostsSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """After each round: no job lost, stuck or held, no companion leaked, allocations as planned; every sample once."""
     monkeypatch.setattr(tempfile, "tempdir", str(grounds.home))  # a folder that all hosts see
     with live_daemon(grounds, monkeypatch, host=Hosts.listen) as daemon:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-from pathlib import Path
 
-from sandbox_command import sandbox_command
+from sandbox_of_hosts.links import CUT, Link, Links
+from sandbox_of_hosts.names import address
+from sandbox_of_hosts.sandbox import HostsSandbox
 from waiting import wait_until
-
-from slurm_elastic.daemon.sandbox import Sandbox, processes, registry
-from slurm_elastic.daemon.sandbox.hosts.links import CUT, Link, Links
-from slurm_elastic.daemon.sandbox.hosts.names import address
 
 NODES = ["n1", "n2", "n3"]
 
 
-def resolved(hosts: Sandbox, on: str, name: str) -> str:
+def resolved(hosts: HostsSandbox, on: str, name: str) -> str:
     """The address of a name, as one host knows it; "" for none."""
     return " ".join(hosts.run(["getent", "ahostsv4", name], on=on).stdout.split()[:1])
 
 
-def arrives(hosts: Sandbox, sender: str, receiver: str) -> bool:
+def arrives(hosts: HostsSandbox, sender: str, receiver: str) -> bool:
     """Whether a packet goes one way: nothing comes back."""
     listening = ["timeout", "2", "python3", "-c", RECEIVE, address(receiver)]
     with subprocess.Popen(hosts.daemons.on_host(receiver, listening), stdout=subprocess.PIPE, text=True) as receiving:
@@ -42,7 +38,7 @@ print("arrived", flush=True)
 SEND = "import socket, sys; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'1', (sys.argv[1], 999))"
 
 
-def test_one_srun_runs_on_all_of_them(hosts: Sandbox) -> None:
+def test_one_srun_runs_on_all_of_them(hosts: HostsSandbox) -> None:
     """Slurm runs a step over all nodes, whatever the hosts call each other, and each host sees itself alone."""
     home = hosts.home / "seen"
     home.mkdir(mode=0o777, exist_ok=True)
@@ -62,7 +58,7 @@ def test_one_srun_runs_on_all_of_them(hosts: Sandbox) -> None:
     assert kinds == expected[hosts.spec.hosts]
 
 
-def test_a_host_that_was_lost_comes_back(hosts: Sandbox) -> None:
+def test_a_host_that_was_lost_comes_back(hosts: HostsSandbox) -> None:
     """A host ends with all that runs on it; started again, it takes jobs again."""
     hosts.run(["sbatch", "-w", "n2", "--output=/dev/null", "--wrap", "setsid sleep 4321"])
 
@@ -79,7 +75,7 @@ def test_a_host_that_was_lost_comes_back(hosts: Sandbox) -> None:
     assert answer.stdout == "n2\n", answer.stderr
 
 
-def test_packets_get_lost_and_late_one_way_and_both(hosts: Sandbox) -> None:
+def test_packets_get_lost_and_late_one_way_and_both(hosts: HostsSandbox) -> None:
     """Loss by direction, a partition, and a delay; all of it set while the hosts run."""
     links = Links().with_one_way("n1", "n2", CUT)
     hosts.links = links
@@ -97,29 +93,3 @@ def test_packets_get_lost_and_late_one_way_and_both(hosts: Sandbox) -> None:
         return float(hosts.run([*words, str(hosts.layout.first_node_port)], on="n2").stdout or 0)
 
     wait_until(lambda: takes() >= 0.3, 30, "there and back takes twice the delay")
-
-
-def test_the_command_line_brings_hosts_up_and_takes_them_down(can_run_slurm: None) -> None:
-    """`up --hosts`, `exec` and `network` do what they say, and `down` leaves no process, folder or device."""
-    name = f"cli-hosts-{os.getpid()}"
-    flag = ("--name", name)
-    devices = set(Path("/sys/class/net").iterdir())
-    try:
-        up = sandbox_command("up", *flag, "--hosts", "2", "--names", "loopback", "--no-accounting", "--delay", "5ms")
-        assert up.returncode == 0, up.stderr
-        ran = sandbox_command("exec", *flag, "--on", "n2", "srun", "-N2", "hostname")
-        assert sorted(ran.stdout.split()) == ["n1", "n2"], ran.stderr
-        told = sandbox_command("network", *flag, "--apart", "n1", "--loss", "1%", "--to", "n2")
-        assert "others: 5 ms, 0.00% lost" in told.stdout, told.stderr
-        assert "head>n2: 5 ms, 1.00% lost" in told.stdout
-        assert "n1>n2: 0 ms, 100.00% lost" in told.stdout
-        refused = sandbox_command("network", *flag, "--loss", "5")
-        assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
-        entry = registry.find(name)
-    finally:
-        down = sandbox_command("down", *flag)
-    assert down.returncode == 0, down.stderr
-    assert entry is not None
-    assert not processes.members(Path(entry.dir), entry.id)
-    assert not Path(entry.dir).exists()
-    assert set(Path("/sys/class/net").iterdir()) == devices

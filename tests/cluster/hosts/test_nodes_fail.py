@@ -9,9 +9,9 @@ import pytest
 from host_training import HostTraining, there_is
 from hosts_cluster import hosts_up
 from sandbox_jobs import cancel_all
+from sandbox_of_hosts.sandbox import HostsSandbox
 from waiting import wait_until
 
-from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.protocol.messages import Phase
 
 Start = Callable[..., HostTraining]
@@ -24,7 +24,7 @@ IN_SHRINK = [(what, state) for what in WHAT for state in SHRINK]
 
 
 @pytest.fixture(scope="module")
-def cluster(can_run_slurm: None) -> Iterator[Sandbox]:
+def cluster(can_run_slurm: None) -> Iterator[HostsSandbox]:
     """Slurm notices a node that fails by itself, after some seconds. A host that is rebooted ends its process 1."""
     conf = ("SlurmdTimeout=10", 'RebootProgram="/bin/kill 1"', "ResumeTimeout=120")
     with hosts_up("full", nodes=2, extra_slurm_conf=conf) as sandbox:
@@ -32,7 +32,7 @@ def cluster(can_run_slurm: None) -> Iterator[Sandbox]:
 
 
 @pytest.fixture
-def hosts(cluster: Sandbox) -> Iterator[Sandbox]:
+def hosts(cluster: HostsSandbox) -> Iterator[HostsSandbox]:
     """In place of the session's hosts, for `start`."""
     cancel_all(cluster)
     yield cluster
@@ -41,7 +41,7 @@ def hosts(cluster: Sandbox) -> Iterator[Sandbox]:
     cancel_all(cluster)
 
 
-def happens(hosts: Sandbox, what: str) -> None:
+def happens(hosts: HostsSandbox, what: str) -> None:
     """To n2."""
     if what == "fails":
         hosts.daemons.stop("host-n2")
@@ -53,7 +53,7 @@ def happens(hosts: Sandbox, what: str) -> None:
     assert answer.returncode == 0, answer.stderr
 
 
-def is_over(hosts: Sandbox, what: str) -> None:
+def is_over(hosts: HostsSandbox, what: str) -> None:
     """n2 takes jobs again: an admin says so, or it has booted."""
     if what in ("down", "drain"):
         hosts.run(["scontrol", "update", "nodename=n2", "state=resume"])
@@ -62,13 +62,13 @@ def is_over(hosts: Sandbox, what: str) -> None:
         hosts.start_host("n2")
 
 
-def node(hosts: Sandbox) -> str:
+def node(hosts: HostsSandbox) -> str:
     """What Slurm says of n2."""
     return hosts.run(["scontrol", "-o", "show", "node", "n2"]).stdout
 
 
 @pytest.mark.parametrize(("what", "state"), IN_GROWTH if EVERYWHERE else [("fails", "granted"), ("reboot", "issued")])
-def test_in_a_growth(hosts: Sandbox, start: Start, what: str, state: str) -> None:
+def test_in_a_growth(hosts: HostsSandbox, start: Start, what: str, state: str) -> None:
     """Training goes on, without a node that is lost and with one that only waits for its jobs to end. The companion is
     given back, the node can be used again, and no step is lost or done twice."""
     job = start("-N1", "-wn1", "--gres=gpu:a100:1")
@@ -126,7 +126,7 @@ def gives_back(job: HostTraining) -> None:
     wait_until(lambda: not any("selastic-" in other for other in job.others()), 60, job.text)
 
 
-def grows_again_and_ends(hosts: Sandbox, job: HostTraining) -> None:
+def grows_again_and_ends(hosts: HostsSandbox, job: HostTraining) -> None:
     wait_until(lambda: "State=IDLE " in node(hosts), 60, lambda: node(hosts))
     base = job.daemon.wait_registered().pieces[:1]
     job.daemon.order(9, job.id, base, (job.shape("n2"),), wait=120)
@@ -139,7 +139,7 @@ def grows_again_and_ends(hosts: Sandbox, job: HostTraining) -> None:
 
 
 @pytest.mark.parametrize(("what", "state"), IN_SHRINK if EVERYWHERE else [("fails", "accepted")])
-def test_in_a_shrink(hosts: Sandbox, start: Start, what: str, state: str) -> None:
+def test_in_a_shrink(hosts: HostsSandbox, start: Start, what: str, state: str) -> None:
     """The shrink is carried out, the companion is given back, and no step is lost or done twice."""
     job = start("-N1", "-wn1", "--gres=gpu:a100:1")
     base = job.daemon.wait_registered(120).pieces

@@ -8,19 +8,19 @@ import time
 import pytest
 from host_training import SAMPLES, TRAIN
 from live_daemon import live_daemon
+from sandbox_of_hosts.links import CUT, Links
+from sandbox_of_hosts.names import HEAD, address
+from sandbox_of_hosts.sandbox import HostsSandbox
 from training_job import TrainingJob
 from waiting import wait_until
 
-from slurm_elastic.daemon.sandbox import Sandbox
-from slurm_elastic.daemon.sandbox.hosts.links import CUT, Links
-from slurm_elastic.daemon.sandbox.hosts.names import HEAD, address
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.messages import Unreached
 
 REQUEST = "elastic:gpus=2-4,batch=16-16"
 
 
-def test_a_pair_that_has_failed_three_times_is_left_out(hosts: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_that_has_failed_three_times_is_left_out(hosts: HostsSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """A joining host that reaches the supervisor's, but not another one that trains, fails the resize, with a sentence;
     nobody has left the old world for it. After the third time (selasticd has two in its database) the job grows where
     it can, and `explain` names both hosts and the address. `selastic hosts` clears them once the network is mended."""

@@ -8,18 +8,18 @@ from collections.abc import Callable
 
 import pytest
 from host_training import HostTraining
+from sandbox_of_hosts.links import CUT, Links
+from sandbox_of_hosts.names import FIRST, SECOND
+from sandbox_of_hosts.sandbox import HostsSandbox
 from waiting import wait_until
 
-from slurm_elastic.daemon.sandbox import Sandbox
-from slurm_elastic.daemon.sandbox.hosts.links import CUT, Links
-from slurm_elastic.daemon.sandbox.hosts.names import FIRST, SECOND
 from slurm_elastic.daemon.slurm import CommandClient, Size
 from slurm_elastic.protocol.messages import Piece
 
 Start = Callable[..., HostTraining]
 
 
-def test_a_job_grows_onto_another_host_and_gives_it_back(hosts: Sandbox, start: Start) -> None:
+def test_a_job_grows_onto_another_host_and_gives_it_back(hosts: HostsSandbox, start: Start) -> None:
     """Training on two hosts grows by a companion on a third and shrinks again: every sample once, no step twice.
 
     Where names do their work anyway, on a second network of IPv6 addresses alone, which the user has chosen: the first
@@ -43,7 +43,7 @@ def test_a_job_grows_onto_another_host_and_gives_it_back(hosts: Sandbox, start: 
     job.checked(job.samples, 1)
 
 
-def test_a_component_is_dropped_and_a_base_is_shrunk_in_place_and_requeued(hosts: Sandbox, start: Start) -> None:
+def test_a_component_is_dropped_and_a_base_is_shrunk_in_place_and_requeued(hosts: HostsSandbox, start: Start) -> None:
     """The mechanisms besides companions, each once: of a heterogeneous job on three hosts one component goes; of a job
     on three a node is given back to Slurm; it is put back into the queue, and goes on at another size."""
     parts = start("-N2 --gres=gpu:1 : -N1 --gres=gpu:1")
@@ -78,7 +78,7 @@ def test_a_component_is_dropped_and_a_base_is_shrunk_in_place_and_requeued(hosts
     job.checked(job.samples, 1)
 
 
-def test_a_network_that_does_not_lead_to_the_supervisor_is_named(hosts: Sandbox, start: Start) -> None:
+def test_a_network_that_does_not_lead_to_the_supervisor_is_named(hosts: HostsSandbox, start: Start) -> None:
     """A companion's agent that does not get through fails the resize with one sentence: node, address and port.
     Training goes on meanwhile."""
     if hosts.spec.hosts != "loopback":
@@ -98,7 +98,7 @@ def test_a_network_that_does_not_lead_to_the_supervisor_is_named(hosts: Sandbox,
     job.checked(job.samples, 1)
 
 
-def test_a_job_directory_that_each_host_has_for_itself_is_noticed(hosts: Sandbox, start: Start) -> None:
+def test_a_job_directory_that_each_host_has_for_itself_is_noticed(hosts: HostsSandbox, start: Start) -> None:
     """One sentence says on which host it is another one; the training goes on."""
     if hosts.spec.hosts != "full":
         pytest.skip("once is enough")

@@ -50,7 +50,7 @@ SELASTIC = [sys.executable, "-m", "slurm_elastic.daemon.cli.main"]
         (["status", "-p", "--json"], 2, "not allowed with argument"),
         (["frobnicate"], 2, "there is no command 'frobnicate'; accepted: status, acct,"),
         (["statsu"], 2, "(did you mean status?)"),
-        (["sandbox", "dwon"], 2, "(did you mean down?); accepted: up, down, status, exec, network\n"),
+        (["sandbox", "dwon"], 2, "(did you mean down?); accepted: up, down, status\n"),
         (["acct", "-j", "abc"], 2, "selastic acct: argument -j/--jobs: 'abc' is not a job id"),
         (["explain", "7_4_1"], 2, "'7_4_1' is not a job id; accepted: a number such as 1207, or 1207_3"),
         (

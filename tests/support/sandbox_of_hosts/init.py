@@ -1,4 +1,4 @@
-"""Process 1 of a host of a sandbox: `python -m slurm_elastic.daemon.sandbox.hosts.init FILE`, under `unshare`.
+"""Process 1 of a host of a sandbox: `python -m sandbox_of_hosts.init FILE`, under `unshare`.
 
 It gives the host a name, an /etc/hosts and a /tmp, /var/tmp, /run and /dev/shm of its own, then buries the dead until
 it is killed, and the host with it. All else is the machine's: programs, users, and the sandbox's directory, where the

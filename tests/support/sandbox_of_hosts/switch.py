@@ -1,4 +1,4 @@
-"""Carries packets between the hosts of a sandbox: `python -m slurm_elastic.daemon.sandbox.hosts.switch DIR`.
+"""Carries packets between the hosts of a sandbox: `python -m sandbox_of_hosts.switch DIR`.
 
 Two TUN devices per host, one for each network, all held here; so delay and loss need nothing of the kernel (netem is
 missing in many). DIR holds `links.json` (see links) and a file per host under `plugged` with the pid of its process 1;

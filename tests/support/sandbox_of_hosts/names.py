@@ -4,7 +4,6 @@ from __future__ import annotations
 
 HEAD = "head"
 """The host of slurmctld and slurmdbd; selasticd belongs there too."""
-MOST_HOSTS = 200
 KINDS = {
     "full": "every host knows every name",
     "loopback": "the own name is 127.0.1.1, as Debian and Ubuntu install it; the others' are known",
