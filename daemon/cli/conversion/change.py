@@ -1,6 +1,6 @@
 """The change of one script while it is made: which loop becomes the job's, what is known of names, and what is left.
 
-Limit: one loop over epochs or iterations, in a function or the module of the script itself.
+Limit: one loop over epochs, in a function or the module of the script itself.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 
 import libcst as cst
 
 from slurm_elastic.protocol.errors import ElasticError
 
 from .edits import Edits
-from .source import Block, Loop, Place, Program, Scope, Source, bindings, code, names, parameters, walk
+from .source import Block, Loop, Scope, Source, bindings, code, names, parameters, walk
 
 BAR = r"(^|\.)(tqdm|track)$"
 """A bar around what a loop goes over."""
@@ -26,36 +25,30 @@ FLAG = re.compile(
     r"(getenv|environ\.get)\([\"'](RANK|LOCAL_RANK|WORLD_SIZE)[\"'],? *[\"']?-?\d*[\"']?\)+ *(!= *-1|> *1|>= *0|> *-1)"
 )
 """Conditions that hold under torchrun, and not in a worker of `selastic run`."""
-Step = tuple[Source, cst.Call]
 
 
 @dataclass(frozen=True)
-class Inner(Place):
-    """A loop that trains, inside of the job's; `calls` lead to it, each with the source that it stands in."""
+class Pass:
+    """A loop over data that trains, inside of the job's; `calls` lead to it."""
 
     node: Loop
-    calls: tuple[Step, ...] = ()
-
-    @property
-    def over_data(self) -> bool:
-        return isinstance(self.node, cst.For) and range_of(self.source, self.node) is None
+    calls: tuple[cst.Call, ...] = ()
 
 
 @dataclass
 class Change:
     """See the module."""
 
-    program: Program
+    source: Source
     edits: Edits
     loop: Loop
-    inner: list[Inner]
-    said: dict[tuple[Path, int, str], bool] = field(default_factory=dict)
-    """What the author should know; True: and has to do."""
+    passes: list[Pass]
+    said: dict[tuple[int, str], bool] = field(default_factory=dict)
+    """What the author should know, by line; True: and has to do."""
     claimed: set[cst.CSTNode] = field(default_factory=set)
-    """Samplers and loops that a rule has taken."""
+    """Samplers that a rule has taken."""
     batch: str = ""
     """What join(batch=...) is given."""
-    micro_batch: str = ""
     behind: list[cst.CSTNode] = field(default_factory=list)
     """What has to have run before join()."""
     made: list[cst.CSTNode] = field(default_factory=list)
@@ -69,29 +62,21 @@ class Change:
     """Variables of a function became those of an object."""
 
     def __post_init__(self) -> None:
-        self.source: Source = self.program.main
         self.scope: Scope = self.source.scope(self.loop)
-        self.reach = self.program.reached(self.source, self.loop.body)
+        self.reach = self.source.reached(self.loop.body)
         """All that the loop runs."""
         scopes = dict.fromkeys([self.source.module, self.scope])
         stores = [entry for scope in scopes for entry in self.source.stores(scope)]
         self._flags = {name for name, value, _ in stores if value is not None and FLAG.search(code(value))}
 
-    def leave(self, node: cst.CSTNode, sentence: str, source: Source | None = None) -> None:
-        """Name a line in a comment; one of another file where that is imported."""
-        source = source or self.source
+    def leave(self, node: cst.CSTNode, sentence: str) -> None:
+        """Name a line in a comment."""
         self.claimed.add(node)
-        self.said[source.path, source.line(node), sentence] = True
-        if source is not self.source:
-            sentence = f"{source.path.name}:{source.line(node)}: {sentence}"
-            keys = "|".join(re.escape(key) for key, other in self.program.others.items() if other is source)
-            imports = (n for n in self.source.nodes if isinstance(n, (cst.Import, cst.ImportFrom)))
-            node = next((n for n in imports if re.search(rf"\b({keys})\b", code(n))), self.loop)
+        self.said[self.source.line(node), sentence] = True
         self.edits.comment(node, sentence)
 
-    def note(self, node: cst.CSTNode, sentence: str, source: Source | None = None) -> None:
-        source = source or self.source
-        self.said.setdefault((source.path, source.line(node), sentence), False)
+    def note(self, node: cst.CSTNode, sentence: str) -> None:
+        self.said.setdefault((self.source.line(node), sentence), False)
 
     def for_torchrun(self, node: cst.CSTNode) -> bool:
         """Whether it stands behind a condition that holds under torchrun alone."""
@@ -134,31 +119,26 @@ class Change:
         """The full name of what is called for a name's value."""
         return self.source.called(self.value(name))
 
-    def runs(self, source: Source, node: cst.CSTNode) -> bool:
+    def runs(self, node: cst.CSTNode) -> bool:
         """Whether the loop comes to it."""
-        return any(place.source is source and source.inside(node, place.node) for place in self.reach)
+        return any(self.source.inside(node, place) for place in self.reach)
 
-    def alike(self, source: Source, node: cst.CSTNode) -> bool:
+    def alike(self, node: cst.CSTNode) -> bool:
         """Whether what an expression of a loop reads is the same on every rank: counters, and what no loop assigns."""
-        loops = [entry for entry in source.above(node) if isinstance(entry, Loop)]
-        counters = {name for loop in loops for name in counted_by(source, loop)}
-        stores = [entry for entry in source.stores(source.scope(node)) if source.inside(entry[2], loops[-1])]
-        changed = {name for name, _, statement in stores if not is_count(source, statement)} - counters
+        loops = [entry for entry in self.source.above(node) if isinstance(entry, Loop)]
+        counters = {name for loop in loops for name in counted_by(self.source, loop)}
+        stores = [
+            entry for entry in self.source.stores(self.source.scope(node)) if self.source.inside(entry[2], loops[-1])
+        ]
+        changed = {name for name, _, statement in stores if not is_count(self.source, statement)} - counters
         return not any(entry.value in changed for entry in names(node))
 
 
 def _surely(statement: cst.CSTNode, name: str) -> bool:
-    """Whether it binds, or reads, a name whichever way it takes: behind it there is a value."""
-    if isinstance(statement, cst.If):
-        other = statement.orelse
-        both = other is not None and _surely(statement.body, name) and _surely(other, name)
-        return both or any(names(statement.test, name))
-    if isinstance(statement, (cst.With, cst.Else, cst.IndentedBlock)):
-        body = statement.body if isinstance(statement, cst.IndentedBlock) else [statement.body]
-        return any(_surely(entry, name) for entry in [*getattr(statement, "items", ()), *body])
-    if isinstance(statement, (cst.SimpleStatementLine, cst.WithItem)):
-        return any(bound == name for n in walk(statement) for bound, _, _ in bindings(n)) or any(names(statement, name))
-    return False
+    """Whether it binds, or reads, a name under no condition: behind it there is a value."""
+    if not isinstance(statement, (cst.SimpleStatementLine, cst.With)):
+        return False
+    return any(bound == name for n in walk(statement) for bound, _, _ in bindings(n)) or any(names(statement, name))
 
 
 def is_count(source: Source, node: cst.CSTNode) -> bool:
@@ -185,46 +165,43 @@ def range_of(source: Source, loop: cst.For) -> cst.Call | None:
     return found if isinstance(found, cst.Call) and source.called(found) == "range" else None
 
 
-def nested(program: Program, source: Source, node: cst.CSTNode, calls: tuple[Step, ...] = ()) -> Iterator[Inner]:
+def over_data(source: Source, loop: Loop) -> bool:
+    return isinstance(loop, cst.For) and range_of(source, loop) is None
+
+
+def nested(source: Source, node: cst.CSTNode, calls: tuple[cst.Call, ...] = ()) -> Iterator[Pass]:
     """Loops that train, the outermost ones below a node, also in functions that are called there."""
     for child in node.children:
-        if isinstance(child, Loop) and program.trains(source, child):
-            yield Inner(source, child, calls)
+        if isinstance(child, Loop) and source.trains(child):
+            yield Pass(child, calls)
             continue
-        called = program.function(source, child) if isinstance(child, cst.Call) and len(calls) < 8 else None
-        if isinstance(child, cst.Call) and called and program.trains(called.source, called.node):
-            yield from nested(program, called.source, called.node, (*calls, (source, child)))
-        yield from nested(program, source, child, calls)
+        called = source.function(child) if isinstance(child, cst.Call) and len(calls) < 8 else None
+        if isinstance(child, cst.Call) and called and source.trains(called):
+            yield from nested(source, called, (*calls, child))
+        yield from nested(source, child, calls)
 
 
-def begin(program: Program) -> Change:
+def begin(source: Source) -> Change:
     """With the loop that becomes the job's. Raises ElasticError where there is none."""
-    source, name = program.main, program.main.path
-    loops = [node for node in source.nodes if isinstance(node, Loop) and program.trains(source, node)]
-    below = {id(entry.node) for loop in loops for entry in nested(program, source, loop)}
-    outer = [Inner(source, loop) for loop in loops if id(loop) not in below]
-    found = [(entry, list(nested(program, source, entry.node))) for entry in outer if not entry.over_data]
+    loops = [node for node in source.nodes if isinstance(node, Loop) and source.trains(node)]
+    below = {id(entry.node) for loop in loops for entry in nested(source, loop)}
+    outer = [loop for loop in loops if id(loop) not in below]
+    found = [(loop, list(nested(source, loop))) for loop in outer if not over_data(source, loop)]
+    by_hand, path = "by hand: docs/how-to/make-a-script-elastic.md", source.path
+    if outer and not found:
+        line = f"line {source.line(outer[0])} of {path}"
+        raise ElasticError(f"{line} goes over its data once; accepted: `for epoch in range(1):` around it")
     if not found:
-        raise ElasticError(_no_loop(program, outer))
-    chosen, inner = min(found, key=lambda pair: (not any(e.over_data for e in pair[1]), source.line(pair[0].node)))
-    loop, line = chosen.node, f"line {source.line(chosen.node)} of {name}"
-    if holder := next((entry for entry in source.above(loop) if isinstance(entry, cst.ClassDef)), None):
-        by_hand = "by hand: docs/how-to/make-a-script-elastic.md"
-        raise ElasticError(f"{line} has its loop in {holder.name.value}; accepted: a loop in a function; {by_hand}")
-    if isinstance(loop, cst.While) and any(entry.over_data for entry in inner):
-        raise ElasticError(f"{line} goes over epochs with while; accepted: `for epoch in range(n)`")
-    if any(deep.over_data for e in inner if not e.over_data for deep in nested(program, e.source, e.node)):
+        wanted = "accepted: `for ... in range(...)` around the training, in this file"
+        raise ElasticError(f"{path} has no loop over epochs that comes to a backward(); {wanted}")
+    loop, inner = min(found, key=lambda e: (not any(over_data(source, i.node) for i in e[1]), source.line(e[0])))
+    line, passes = f"line {source.line(loop)} of {path}", [e for e in inner if over_data(source, e.node)]
+    if any(over_data(source, deep.node) for e in inner if e not in passes for deep in nested(source, e.node)):
         raise ElasticError(f"{line} trains again and again, around a loop over epochs; accepted: one training in a run")
-    return Change(program, Edits(source), loop, inner)
-
-
-def _no_loop(program: Program, outer: list[Inner]) -> str:
-    name, wanted = program.main.path, "accepted: `for ... in range(...)` or `while` around the training, in this file"
-    if outer:
-        line = program.main.line(outer[0].node)
-        return f"line {line} of {name} goes over its data once; accepted: `for epoch in range(1):` around it"
-    for other in program.others.values():
-        for node in other.nodes:
-            if isinstance(node, Loop) and program.trains(other, node):
-                return f"{name} has its training in {other.path}, line {other.line(node)}; {wanted}"
-    return f"{name} has no loop over epochs or iterations that comes to a backward(); {wanted}"
+    if holder := next((entry for entry in source.above(loop) if isinstance(entry, cst.ClassDef)), None):
+        raise ElasticError(f"{line} has its loop in {holder.name.value}; accepted: a loop in a function; {by_hand}")
+    if not passes:
+        raise ElasticError(f"{line} goes over iterations, and how they are shared out is not seen; {by_hand}")
+    if isinstance(loop, cst.While):
+        raise ElasticError(f"{line} goes over epochs with while; accepted: `for epoch in range(n)`")
+    return Change(source, Edits(source), loop, passes)

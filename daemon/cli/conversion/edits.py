@@ -30,13 +30,9 @@ class Edits(cst.CSTTransformer):
         self._top: dict[cst.CSTNode, list[str]] = defaultdict(list)
         self._comments: dict[cst.CSTNode, dict[str, None]] = defaultdict(dict)
         self._behind: dict[cst.CSTNode, str] = {}
-        self._whiles: dict[cst.CSTNode, str] = {}
 
     def replace(self, node: cst.CSTNode, text: str) -> None:
         self._changed[node] = cst.parse_expression(text)
-
-    def change(self, node: cst.CSTNode, changed: Any) -> None:
-        self._changed[node] = changed
 
     def remove(self, node: cst.CSTNode) -> None:
         """The small statement that it is a part of."""
@@ -64,10 +60,6 @@ class Edits(cst.CSTTransformer):
         """Put the statement behind a condition."""
         self._behind[self._source.statement(node)] = test
 
-    def whiles(self, loop: cst.For, test: str) -> None:
-        """Make it `while test`."""
-        self._whiles[loop] = test
-
     def result(self) -> str:
         return self._source.module.visit(self).code
 
@@ -80,9 +72,6 @@ class Edits(cst.CSTTransformer):
         if original in self._top:
             body = [*self._lines(self._top[original]), *updated.body.body]
             updated = updated.with_changes(body=updated.body.with_changes(body=body))
-        if original in self._whiles:
-            test = cst.parse_expression(self._whiles[original])
-            updated = cst.While(test, updated.body, updated.orelse, leading_lines=updated.leading_lines)
         if not isinstance(original, cst.BaseStatement) or not isinstance(self._source.parents[original], Block):
             return updated
         return self._statement(original, updated)

@@ -14,33 +14,30 @@ import libcst as cst
 from slurm_elastic.protocol.errors import ElasticError
 
 from .change import Change, begin
-from .loops import epochs, iterations
-from .source import Block, Program, arguments, code, names, walk
+from .loops import epochs
+from .source import Block, Source, arguments, code, names, walk
 from .state import kept, models, steps
 from .world import SEEDS, ranks, remarks
 
 OWN_LIBRARIES = ("lightning", "pytorch_lightning", "transformers.Trainer", "accelerate.Accelerator")
-Said = dict[tuple[Path, int, str], bool]
+Said = dict[tuple[int, str], bool]
 
 
 def converted(text: str, path: Path) -> tuple[str, Said]:
-    """The script after the change; and what its author should know, by file, line as it was and sentence, and whether
-    they have to do something there. Raises ElasticError where there is no training loop that this could change."""
-    program = Program(text, path)
-    for entry in program.main.aliases.values():
+    """The script after the change; and what its author should know, by line as it was and sentence, and whether they
+    have to do something there. Raises ElasticError where there is no training loop that this could change."""
+    source = Source(text, path)
+    for entry in source.aliases.values():
         if entry.startswith("slurm_elastic"):
             raise ElasticError(f"{path} imports slurm_elastic already; accepted: a script that is not elastic yet")
         if any(entry == own or entry.startswith(f"{own}.") for own in OWN_LIBRARIES):
             raise ElasticError(f"{path} leaves its loop to {entry}; its adapter is in docs/how-to/frameworks.md")
-    for found in names(program.main.module):
-        if found.value in ("job", "elastic", "micros", "kept"):
-            line = f"line {program.main.line(found)} of {path}"
+    for found in names(source.module):
+        if found.value in ("job", "elastic", "kept"):
+            line = f"line {source.line(found)} of {path}"
             raise ElasticError(f"{line} has a variable `{found.value}`, which the change needs; give it another name")
-    change = begin(program)
-    if any(entry.over_data for entry in change.inner):
-        epochs(change)
-    else:
-        iterations(change)
+    change = begin(source)
+    epochs(change)
     models(change)
     steps(change)
     kept(change)
@@ -63,7 +60,7 @@ def _place(change: Change) -> cst.BaseStatement:
     options = source.calls(change.scope, r"^exec$|parse_args$")
     needed = [*change.behind, *(call for call in options if change.early(call))]
     last = min((source.line(call) for call in change.made if source.inside(call, source.module)), default=1 << 30)
-    for part in walk(cst.parse_expression(f"{change.batch}, {change.micro_batch or 1}")):
+    for part in walk(cst.parse_expression(change.batch)):
         named = isinstance(part, (cst.Name, cst.Attribute)) and not change.behind
         needed += [node for _, node in change.given(code(part)) if source.line(node) < last] if named else []
     for block in reversed(blocks):
@@ -85,10 +82,10 @@ def _is_head(statement: cst.CSTNode) -> bool:
 def _join(change: Change, place: cst.BaseStatement) -> None:
     """The job joins, with the seed of the script where it has been set by then."""
     source, scope = change.source, change.scope
-    words = [change.batch, *([f"micro_batch={change.micro_batch}"] if change.micro_batch else [])]
+    words = [change.batch]
     for call in source.calls(scope, ""):
-        called = change.program.function(source, call)
-        seeds = re.search(SEEDS, source.called(call)) or (called and called.source.calls(called.node, SEEDS))
+        called = source.function(call)
+        seeds = re.search(SEEDS, source.called(call)) or (called and source.calls(called, SEEDS))
         if seeds and source.scope(call) is scope and source.line(call) < source.line(place) and len(call.args) == 1:
             words = [*words, f"seed={code(arguments(call).popitem()[1])}"]
     declared = ["global job"] if change.elsewhere and not isinstance(scope, cst.Module) else []

@@ -1,14 +1,12 @@
-"""A training script, and the modules beside it, as syntax trees: names, calls, functions, where a name gets its values.
+"""A training script as a syntax tree: names, calls, functions, where a name gets its values.
 
-Promise: every file is parsed, and none is run. Limit: modules are looked for beside the script alone; a method is known
-by its name.
+Promise: it is parsed, and not run. Limit: one file, and not the modules that it imports; a method is known by its name.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -89,7 +87,7 @@ def handed(function: cst.CSTNode, call: cst.Call) -> dict[str, cst.BaseExpressio
 
 
 class Source:
-    """One file."""
+    """See the module."""
 
     def __init__(self, text: str, path: Path) -> None:
         self.path = path
@@ -105,6 +103,7 @@ class Source:
         self.aliases = dict(self._imports())
         self.functions = {node.name.value: node for node in self.nodes if isinstance(node, cst.FunctionDef)}
         self.classes = {node.name.value: node for node in self.nodes if isinstance(node, cst.ClassDef)}
+        self._trains: dict[cst.CSTNode, bool] = {}
         self._bindings = [entry for node in self.nodes for entry in bindings(node)]
 
     def _imports(self) -> Iterator[tuple[str, str]]:
@@ -169,79 +168,27 @@ class Source:
             return [entry for entry in self._bindings if self.scope(entry[2]) is scope]
         return [entry for entry in self._bindings if self.inside(entry[2], scope)]
 
-
-@dataclass(frozen=True)
-class Place:
-    """A piece of one of the files."""
-
-    source: Source
-    node: cst.CSTNode
-
-
-class Program:
-    """The script, and the modules beside it that it imports, and that those do."""
-
-    def __init__(self, text: str, path: Path) -> None:
-        self.main = Source(text, path)
-        self.others: dict[str, Source] = {}
-        self._trains: dict[cst.CSTNode, bool] = {}
-        self._read(self.main)
-
-    def _read(self, source: Source) -> None:
-        parts = [name.split(".") for name in dict.fromkeys(source.aliases.values())]
-        for key in dict.fromkeys(".".join(part[:end]) for part in parts for end in range(len(part), 0, -1)):
-            base = self.main.path.parent.joinpath(*key.split("."))
-            file = next((f for f in (base.with_suffix(".py"), base / "__init__.py") if f.is_file()), self.main.path)
-            if key in self.others or file.resolve() == self.main.path.resolve():
-                continue
-            try:
-                self.others[key] = Source(file.read_text(), file)
-            except (OSError, UnicodeDecodeError) as error:
-                raise ElasticError(f"{file}, which {source.path} imports, cannot be read: {error}") from None
-            self._read(self.others[key])
-
-    @property
-    def sources(self) -> list[Source]:
-        return [self.main, *self.others.values()]
-
-    def function(self, source: Source, call: cst.Call) -> Place | None:
-        """The function of these files that is called; a method by its name alone."""
-        module, _, last = source.called(call).rpartition(".")
-        if module in self.others:
-            source = self.others[module]
-            return Place(source, source.functions[last]) if last in source.functions else None
-        if (found := source.functions.get(last)) is None or module in source.aliases.values():
+    def function(self, call: cst.Call) -> cst.FunctionDef | None:
+        """The function of the script that is called; a method by its name alone."""
+        module, _, last = self.called(call).rpartition(".")
+        if (found := self.functions.get(last)) is None or module in self.aliases.values():
             return None
-        method = isinstance(source.parents.get(source.parents[found]), cst.ClassDef)
-        return Place(source, found) if method == isinstance(call.func, cst.Attribute) else None
+        method = isinstance(self.parents.get(self.parents[found]), cst.ClassDef)
+        return found if method == isinstance(call.func, cst.Attribute) else None
 
-    def called_from(self, source: Source, node: cst.CSTNode) -> Iterator[tuple[cst.Call, Place]]:
-        """Calls within the node of functions of these files."""
-        for call in source.calls(node, ""):
-            if found := self.function(source, call):
-                yield call, found
+    def callers(self, function: cst.CSTNode) -> list[cst.Call]:
+        return [call for call in self.calls(self.module, "") if self.function(call) is function]
 
-    def callers(self, function: cst.CSTNode) -> list[tuple[Source, cst.Call]]:
-        calls = ((source, pair) for source in self.sources for pair in self.called_from(source, source.module))
-        return [(source, call) for source, (call, place) in calls if place.node is function]
-
-    def reached(self, source: Source, node: cst.CSTNode) -> list[Place]:
-        """The node, and all functions of these files that may run in it."""
-        found = [Place(source, node)]
+    def reached(self, node: cst.CSTNode) -> list[cst.CSTNode]:
+        """The node, and all functions of the script that may run in it."""
+        found = [node]
         for place in found:
-            found += [
-                e for _, e in self.called_from(place.source, place.node) if all(e.node is not f.node for f in found)
-            ]
+            called = (self.function(call) for call in self.calls(place, ""))
+            found += [entry for entry in dict.fromkeys(called) if entry is not None and entry not in found]
         return found
 
-    def trains(self, source: Source, node: cst.CSTNode) -> bool:
+    def trains(self, node: cst.CSTNode) -> bool:
         """Whether it comes to a backward pass, perhaps in a function."""
         if node not in self._trains:
-            places = self.reached(source, node)
-            self._trains[node] = any(place.source.calls(place.node, r"\.backward$") for place in places)
+            self._trains[node] = any(self.calls(place, r"\.backward$") for place in self.reached(node))
         return self._trains[node]
-
-    def definition(self, source: Source, name: str) -> cst.ClassDef | None:
-        """The class of that full name, where it is one of these files'."""
-        module, _, last = name.rpartition(".")
-        return self.others.get(module, source).classes.get(last)

@@ -12,9 +12,8 @@ from itertools import pairwise
 import libcst as cst
 
 from .change import Change, counted_by, is_count
-from .source import Loop, Place, Source, arguments, bindings, code, handed, names, parameters, walk
+from .source import Loop, Source, arguments, bindings, code, handed, names, parameters, walk
 
-Nodes = list[tuple[Source, cst.CSTNode]]
 OPTIMIZER = r"(^|\.)optim\.(?!lr_scheduler|swa_utils)(\w+\.)*[A-Z]\w*$|(configure_optimizers|create_optimizer\w*)$"
 OPTIMIZER += r"|^(Adam|AdamW|SGD|RMSprop|Adagrad|RAdam|NAdam|Muon)$"
 SCHEDULER = r"(^|\.)lr_scheduler\.|LR$|ReduceLROnPlateau$|get_\w*schedule\w*$"
@@ -61,10 +60,10 @@ def models(change: Change) -> None:
         elif not wrapped:
             change.edits.before(change.loop, f"{name} = job.replicate({name})")
     for place in change.reach:
-        for call in place.source.calls(place.node, r"^\w+\.\w+$"):
+        for call in source.calls(place, r"^\w+\.\w+$"):
             model, _, method = code(call.func).partition(".")
             if model in change.models and not re.search(AROUND, method):
-                change.leave(call, f"the job sees {model}'s forward pass where {model} itself is called", place.source)
+                change.leave(call, f"the job sees {model}'s forward pass where {model} itself is called")
     if not change.models or not any(re.search(OPTIMIZER, change.maker(name)) for name in change.keep.values()):
         change.leave(change.loop, "no optimizer of a model is seen: job.replicate(), job.keep() before the loop")
 
@@ -90,52 +89,47 @@ def _parameters_of(change: Change, value: cst.BaseExpression, depth: int = 0) ->
 
 
 def steps(change: Change) -> None:
-    """One step of each optimizer for each batch, or iteration, under no condition."""
-    passes = [(entry.source, entry.node) for entry in change.inner if entry.over_data]
-    for source, loop in passes or [(change.source, change.loop)]:
-        taken = _calls_of(change, source, loop, "step")
+    """One step of each optimizer for each batch, under no condition."""
+    source = change.source
+    for loop in [entry.node for entry in change.passes]:
+        taken = _calls_of(change, loop, "step")
         if not taken:
-            change.leave(loop, "no step() of an optimizer is seen here; each batch, or iteration, takes one", source)
-        for where, call in [*taken, *_calls_of(change, source, loop, "zero_grad")]:
-            if not _always(change, where, call, loop):
-                sentence = (
-                    f"{code(call.func)}() under a condition, or more than once: each batch, or iteration, takes one"
-                )
-                change.leave(call, f"{sentence} step. Gradients of several batches are a larger batch", where)
-    own = {change.loop, *(entry.node for entry in change.inner)}
-    for place in change.reach:
-        for node in walk(place.node):
-            above = list(place.source.above(node)) if isinstance(node, (cst.Continue, cst.Break, cst.Return)) else []
-            around = next((entry for entry in above if isinstance(entry, (cst.For, cst.While))), None)
-            tests = [entry.test for entry in above if isinstance(entry, cst.If) and place.source.inside(entry, around)]
-            same = not isinstance(node, cst.Continue) and all(change.alike(place.source, test) for test in tests)
-            if around in own and not same:
-                change.leave(
-                    node, "every rank takes the step of each batch, and ends its loops in the same one", place.source
-                )
+            change.leave(loop, "no step() of an optimizer is seen here; each batch takes one")
+        for call in [*taken, *_calls_of(change, loop, "zero_grad")]:
+            if not _always(change, call, loop):
+                sentence = f"{code(call.func)}() under a condition, or more than once: each batch takes one step"
+                change.leave(call, f"{sentence}. Gradients of several batches are a larger batch")
+    own = {change.loop, *(entry.node for entry in change.passes)}
+    for node in [node for place in change.reach for node in walk(place)]:
+        above = list(source.above(node)) if isinstance(node, (cst.Continue, cst.Break, cst.Return)) else []
+        around = next((entry for entry in above if isinstance(entry, Loop)), None)
+        tests = [entry.test for entry in above if isinstance(entry, cst.If) and source.inside(entry, around)]
+        same = not isinstance(node, cst.Continue) and all(change.alike(test) for test in tests)
+        if around in own and not same:
+            change.leave(node, "every rank takes the step of each batch, and ends its loops in the same one")
 
 
-def _calls_of(change: Change, source: Source, loop: cst.CSTNode, kind: str) -> list[tuple[Source, cst.Call]]:
+def _calls_of(change: Change, loop: Loop, kind: str) -> list[cst.Call]:
     """Calls of an optimizer's step(), itself or by a scaler, or of zero_grad(), in what a loop runs."""
-    places = change.program.reached(source, getattr(loop, "body", loop))
-    found = [(place.source, call) for place in places for call in place.source.calls(place.node, rf"\.{kind}$")]
-    of = [code(call.func).rpartition(".")[0] for _, call in found]
+    places = change.source.reached(loop.body)
+    found = [call for place in places for call in change.source.calls(place, rf"\.{kind}$")]
+    of = [code(call.func).rpartition(".")[0] for call in found]
     return [
         e for e, n in zip(found, of, strict=True) if not re.search(rf"{STEPS}|{SCHEDULER}", f"{n} {change.maker(n)}")
     ]
 
 
-def _always(change: Change, source: Source, call: cst.Call, loop: cst.CSTNode) -> bool:
+def _always(change: Change, call: cst.Call, loop: Loop) -> bool:
     """Whether it runs once in each round of the loop: in each way of an if, and in no loop of its own."""
-    method = rf"\.{code(call.func).rpartition('.')[2]}$"
+    source, method = change.source, rf"\.{code(call.func).rpartition('.')[2]}$"
     if method == r"\.step$" and arguments(call) and "scale" not in code(call.func):
         return False  # a closure
     for child, parent in pairwise([call, *source.above(call)]):
         if parent is loop:
             return True
         if isinstance(parent, cst.FunctionDef):
-            callers = [(where, entry) for where, entry in change.program.callers(parent) if change.runs(where, entry)]
-            return source.inside(loop, parent) or all(_always(change, where, entry, loop) for where, entry in callers)
+            callers = [entry for entry in source.callers(parent) if change.runs(entry)]
+            return source.inside(loop, parent) or all(_always(change, entry, loop) for entry in callers)
         if isinstance(parent, (cst.For, cst.While, cst.ExceptHandler)):
             return False
         if isinstance(parent, cst.If) and child is not parent.test:
@@ -150,12 +144,12 @@ def _always(change: Change, source: Source, call: cst.Call, loop: cst.CSTNode) -
 
 def kept(change: Change) -> None:
     """See the module."""
-    variables = []
-    for name, changed in _changed(change, Place(change.source, change.loop.body), ()).items():
-        nodes = [(where, node) for where, node in changed if where is not change.source or not change.edits.gone(node)]
+    source, variables = change.source, []
+    for name, changed in _changed(source, change.loop.body, ()).items():
+        nodes = [node for node in changed if not change.edits.gone(node)]
         if name in (*change.models, *change.keep.values()):
-            for where, node in [pair for pair in nodes if name in [bound for bound, _, _ in bindings(pair[1])]]:
-                change.leave(node, f"{name} is another object from here on, which no worker that joins has", where)
+            for node in [node for node in nodes if name in [bound for bound, _, _ in bindings(node)]]:
+                change.leave(node, f"{name} is another object from here on, which no worker that joins has")
         elif nodes and change.given(name):
             variables += [name] if _keeps(change, name, nodes) else []
     for key, name in list(change.keep.items()):
@@ -163,29 +157,29 @@ def kept(change: Change) -> None:
             del change.keep[key]
             sentence = f"{name} may have no value at the loop: job.keep({key}={name}) where it has"
             change.leave(change.given(name)[-1][1], sentence)
-    for entry in [entry for entry in change.inner if entry.over_data]:
-        stores = {name: node for name, _, node in reversed(entry.source.stores(entry.node))}
+    for entry in change.passes:
+        stores = {name: node for name, _, node in reversed(source.stores(entry.node))}
         for name, node in stores.items():
-            scope = entry.source.scope(node)
-            values = [code(given) for n, given, _ in entry.source.stores(scope) if n == name and given is not None]
+            scope = source.scope(node)
+            values = [code(given) for n, given, _ in source.stores(scope) if n == name and given is not None]
             known = (scope is change.scope and change.given(name)) or any(re.search(QUIET, value) for value in values)
-            if not known and not _first_bound(entry.source, [entry.node], name):
-                say = change.note if is_told(entry.source, scope, name, set()) else change.leave
-                say(node, f"{name} is of this rank's part alone, and of what came since it joined", entry.source)
+            if not known and not _first_bound(source, [entry.node], name):
+                say = change.note if is_told(source, scope, name) else change.leave
+                say(node, f"{name} is of this rank's part alone, and of what came since it joined")
     within = ["vars(kept)" if change.boxed else "globals()", *(f'"{name}"' for name in variables)]
     words = [*(within if variables else []), *(f"{key}={name}" for key, name in change.keep.items())]
     change.edits.before(change.loop, f"job.keep({', '.join(words)})")
 
 
-def _keeps(change: Change, name: str, nodes: Nodes) -> bool:
+def _keeps(change: Change, name: str, nodes: list[cst.CSTNode]) -> bool:
     """Whether a name is a variable to keep; objects are kept, or named, here."""
     texts = [code(value) for value, _ in change.given(name) if value is not None]
-    rebound = any(not isinstance(entry, cst.Call) for _, entry in nodes)
-    inner = [(e, where, inside) for where, e in nodes for inside in change.inner if where.inside(e, inside.node)]
-    alike = all(is_count(where, entry) and inside.over_data for entry, where, inside in inner)
-    if any(re.search(QUIET, text) for text in texts) or is_told(change.source, change.scope, name, set()):
+    rebound = any(not isinstance(entry, cst.Call) for entry in nodes)
+    inner = [e for e in nodes for inside in change.passes if change.source.inside(e, inside.node)]
+    alike = all(is_count(change.source, entry) for entry in inner)
+    if any(re.search(QUIET, text) for text in texts) or is_told(change.source, change.scope, name):
         return False
-    if _first_bound(change.source, [change.loop, *(entry.node for entry in change.inner)], name):
+    if _first_bound(change.source, [change.loop, *(entry.node for entry in change.passes)], name):
         return False
     if change.certain(name) and not rebound and isinstance(change.value(name), (cst.List, cst.Dict)):
         change.keep[name] = name
@@ -196,7 +190,7 @@ def _keeps(change: Change, name: str, nodes: Nodes) -> bool:
         return True
     else:
         sentence = f"{name} is changed in the loop and not kept: a worker that joins, or starts again, has another"
-        change.leave(nodes[0][1], sentence, nodes[0][0])
+        change.leave(nodes[0], sentence)
     return False
 
 
@@ -225,25 +219,24 @@ def _first_bound(source: Source, loops: list[Loop], name: str) -> bool:
     return bool(values) and whole and not any(True for value in values for _ in names(value, name))
 
 
-def _changed(change: Change, place: Place, seen: tuple[cst.CSTNode, ...]) -> dict[str, Nodes]:
+def _changed(source: Source, place: cst.CSTNode, seen: tuple[cst.CSTNode, ...]) -> dict[str, list[cst.CSTNode]]:
     """Names that a piece of code binds, or whose objects it changes, as they are called outside of it."""
-    source, found, own = place.source, dict[str, Nodes](), parameters(place.node)
-    shared = {entry.name.value for n in walk(place.node) if isinstance(n, cst.Global) for entry in n.names}
-    counters = {name for node in walk(place.node) for name in counted_by(source, node)}
-    inside = isinstance(place.node, cst.FunctionDef)
-    stores = source.stores(place.node)
+    found: dict[str, list[cst.CSTNode]] = {}
+    shared = {entry.name.value for n in walk(place) if isinstance(n, cst.Global) for entry in n.names}
+    counters = {name for node in walk(place) for name in counted_by(source, node)}
+    inside, stores = isinstance(place, cst.FunctionDef), source.stores(place)
     for name, _, node in stores:
         if name in shared or not (inside or name in counters):
-            found.setdefault(name, []).append((source, node))
-    local = {name for name, _, _ in stores if inside} - set(own)
-    for node in walk(place.node):
+            found.setdefault(name, []).append(node)
+    local = {name for name, _, _ in stores if inside} - set(parameters(place))
+    for node in walk(place):
         if (name := _object_changed(node)) and name not in local:
-            found.setdefault(name, []).append((source, node))
-        called = change.program.function(source, node) if isinstance(node, cst.Call) else None
-        if isinstance(node, cst.Call) and called and called.node not in seen:
-            given, theirs = handed(called.node, node), parameters(called.node)
-            for inner, nodes in _changed(change, called, (*seen, called.node)).items():
-                outer = given.get(inner, cst.Name(inner) if called.source is change.source else None)
+            found.setdefault(name, []).append(node)
+        called = source.function(node) if isinstance(node, cst.Call) else None
+        if isinstance(node, cst.Call) and called and called not in seen:
+            given, theirs = handed(called, node), parameters(called)
+            for inner, nodes in _changed(source, called, (*seen, called)).items():
+                outer = given.get(inner, cst.Name(inner))
                 if isinstance(outer, cst.Name) and (inner in given or inner not in theirs):
                     found.setdefault(outer.value, []).extend(nodes)
     return found
@@ -261,25 +254,9 @@ def _object_changed(node: cst.CSTNode) -> str:
     return target.value if isinstance(target, cst.Name) else ""
 
 
-def is_told(source: Source, scope: cst.CSTNode, name: str, seen: set[str]) -> bool:
-    """Whether a name is only printed: it, and what is computed from it."""
-    if name in seen:
-        return True
-    seen.add(name)
-
-    def tells(small: cst.CSTNode) -> bool:
-        if isinstance(small, cst.Expr):
-            return bool(re.search(PRINTS, source.called(small.value)))
-        bound = [entry.target for entry in getattr(small, "targets", [small]) if hasattr(entry, "target")]
-        return bool(bound) and all(isinstance(e, cst.Name) and is_told(source, scope, e.value, seen) for e in bound)
-
-    for node in names(scope, name):
-        told = any(re.search(PRINTS, source.called(entry)) for entry in [node, *source.above(node)])
-        statement = source.statement(node)
-        inside = statement.body.body if isinstance(statement, cst.If) and statement.orelse is None else [statement]
-        small = [
-            entry for line in inside for entry in (line.body if isinstance(line, cst.SimpleStatementLine) else [line])
-        ]
-        if not (source.binds(node) or told or all(tells(entry) for entry in small)):
-            return False
-    return True
+def is_told(source: Source, scope: cst.CSTNode, name: str) -> bool:
+    """Whether a name is only printed."""
+    return all(
+        source.binds(node) or any(re.search(PRINTS, source.called(entry)) for entry in [node, *source.above(node)])
+        for node in names(scope, name)
+    )

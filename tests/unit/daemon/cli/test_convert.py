@@ -21,13 +21,11 @@ from worker_harness import Control, Zygote, result, tail
 
 from slurm_elastic.daemon.cli.conversion.rewriting import converted
 from slurm_elastic.daemon.cli.main import main
-from slurm_elastic.protocol.errors import ElasticError
 
 ZOO = Path(__file__).parents[3] / "support" / "convert_zoo"
 PACE = ZOO.parent / "training_scripts"
-COMPLETE = ("torchrun", "single", "iterations", "optional_torchrun")
+COMPLETE = ("single", "optional_torchrun")
 LEFT = {
-    "beside": ["engine.py:5: write enumerate(batches, batches.done)"],
     "made_by_functions": ["chosen decides which samples", "batches decides which samples"],
     "many_passes": [
         "takes one step",
@@ -38,14 +36,14 @@ LEFT = {
     ],
     "optional_parts": ["ema may have no value", "patience is changed in the loop and not kept", "ends its loops"],
     "per_gpu": [
-        "is the global batch, here too: 8",
+        "is the global batch, here too, and 8",
         "known in the loop",
         "no no_sync()",
         "under a condition",
         "no barrier",
     ],
     "sampled": ["balanced decides which samples", "what drop_last leaves out", "range(0, 9, 3) goes in steps"],
-    "stream": ["each rank would draw the same here"],
+    "torchrun": ["known in the loop", "is the global batch, here too, and batch_size // world_size"],
     "unseen_parts": ["no mean over samples", "every rank writes this file", "job.tracker", "net itself", "each batch"],
 }
 """What is named in each script's diff."""
@@ -58,7 +56,7 @@ def of_zoo(name: str) -> str:
 
 def said(script: str, name: str = "x.py") -> list[str]:
     """What is left to the author of a script."""
-    return [sentence for (_, _, sentence), left in converted(script, Path(name))[1].items() if left]
+    return [sentence for (_, sentence), left in converted(script, Path(name))[1].items() if left]
 
 
 @pytest.mark.parametrize("name", [*COMPLETE, *LEFT])
@@ -78,7 +76,7 @@ def test_the_diff_and_the_status(
     named = [line for line in comments.splitlines() if "# elastic:" in line]
     for sentence in LEFT.get(name, ()):
         assert any(sentence in line for line in named), (sentence, named)
-        assert sentence.removeprefix("engine.py:5: ") in found.err
+        assert sentence in found.err
     assert bool(named) == (name in LEFT)
     script = tmp_path / "train.py"
     script.write_text(before)
@@ -140,25 +138,12 @@ def test_a_script_of_one_process_trains_the_same_alone_and_resized(
 
 
 @needs_torch
-def test_iterations_are_the_same_alone_and_resized(zygote: Zygote, begin: Control, tmp_path: Path) -> None:
-    """Sixty-one, as many as before, each said once, with the same parameters in a world of any size."""
-    for name in ("alone", "train"):
-        text = paced("iterations", tmp_path, "iter_num += 1").replace("max_iters = 12", "max_iters = 60")
-        (tmp_path / f"{name}.py").write_text(text.replace('"said"', f'"{tmp_path / name}.said"'))
-    alone(zygote, tmp_path / "alone.py")
-    begin.start("a")
-    begin.resize("a", "b", "c")
-    begin.resize("b", "c")
-    assert begin.exits("a", "b", "c") == [0, 0, 0], begin.story()
-    one, resized = ([json.loads(line) for line in (tmp_path / f"{n}.said").open()] for n in ("alone", "train"))
-    assert [number for number, _ in one] == list(range(61))
-    assert resized == [[number, pytest.approx(weights, rel=1e-5)] for number, weights in one]
-
-
-@needs_torch
 def test_a_script_for_torchrun_trains_on_two_workers(tmp_path: Path) -> None:
-    """Under `selastic run`, with each epoch's line written once, at the schedule's rate."""
-    (tmp_path / "train.py").write_text(of_zoo("torchrun"))
+    """Under `selastic run`, with each epoch's line written once, at the schedule's rate; its author has done what the
+    comments say."""
+    text = re.sub(r"    (local_rank|rank|world_size) = .*\n", "", of_zoo("torchrun"))
+    text = text.replace("batch_size // world_size", "batch_size").replace("if rank == 0", "if job.rank == 0")
+    (tmp_path / "train.py").write_text(text)
     run = Run(tmp_path, "--nproc", "2", "train.py")
     assert run.wait() == 0, run.text()
     lines = [json.loads(line) for line in (tmp_path / "said").read_text().splitlines()]
@@ -267,7 +252,6 @@ def test_a_pattern_is_known_or_named(old: str, new: str, named: str) -> None:
         ("import copy\nema = copy.deepcopy(net)", "        ema.lerp_(net)", "ema=ema", ""),
         ("ema = Average(net)", "        ema.update(net)", "", "ema is changed in the loop and not kept"),
         ("if flag:\n    ema = Average(net)", "        ema.update(net)", "", "ema is changed in the loop and not kept"),
-        ("if a:\n    best = 1\nelse:\n    best = 2", "    best = max(best, epoch)\nuse(best)", '"best"', ""),
         ("if a:\n    best = 1\nelif b:\n    best = 2", "    best = max(best, epoch)\nuse(best)", "", "best is changed"),
         (
             "if a:\n    best = 1\nprint(best)",
@@ -296,43 +280,15 @@ def test_the_batch_is_the_loaders_and_the_job_joins_where_it_is_known() -> None:
     script = "torch.manual_seed(3)\nsize = 4\n" + LOADER.replace("=4", "=size") + "size = 99\n" + EPOCHS + STEP
     text, found = converted(HEAD + script, Path("x.py"))
     assert "size = 4\njob = elastic.join(batch=size, seed=3)\nloader = DataLoader" in text and not found
-    micro = "pos = 0\nfor it in range(9):\n    for k in range(4):\n        pos += 1\n"
-    micro += "        (net(data[pos]) / 4).backward()\n"
-    assert any(
-        "pos is changed in the loop" in sentence for sentence in said(HEAD + micro + "    opt.step()\nuse(pos)\n")
-    )
-
-
-def test_loops_over_iterations() -> None:
-    """What cannot be known of them is named: the share, the batch, where samples come from."""
-    micro = "for it in range(start, n):\n    for k in range(4):\n        loss = f(torch.rand(2)); x = it\n"
-    cases = {
-        f"{micro}        loss.backward()\n": (
-            "while job.next(n):\n    it = job.global_step\n    micros = job.share(4)\n",
-            "divide the loss by len(micros)",
-        ),
-        "while step < 9:\n    f(x).backward()\n    step += 1\n": (
-            "while job.next():\n    if not (step < 9):\n        break\n    f(x).backward()\n",
-            "say how an iteration is shared out",
-        ),
-        "for it in range(9):\n    for k in range(4):\n        (net(data[it * 4 + k]) / 4).backward()\n": (
-            "while job.next(9):\n",
-            "where its batch comes from is not seen",
-        ),
-    }
-    for script, (there, named) in cases.items():
-        text, _ = converted(script, Path("x.py"))
-        ast.parse(text)
-        assert there in "".join(line for line in text.splitlines(keepends=True) if "# elastic:" not in line)
-        assert any(named in sentence for sentence in said(script)), said(script)
-        assert ("job.begin_at(step=start)" in text) == ("start" in script)
 
 
 @pytest.mark.parametrize(
     ("script", "named"),
     [
         ("def f(:", "is no Python program"),
-        ("print(1)", "has no loop over epochs or iterations that comes to a backward()"),
+        ("print(1)", "has no loop over epochs that comes to a backward()"),
+        ("for it in range(9):\n  for k in range(4):\n    loss.backward()", "goes over iterations"),
+        ("while True:\n  loss.backward()", "goes over iterations"),
         ("for x in data:\n  loss.backward()", "goes over its data once"),
         ("import slurm_elastic.trainer_shim as elastic", "imports slurm_elastic already"),
         ("import lightning as L", "leaves its loop to lightning"),
@@ -343,7 +299,6 @@ def test_loops_over_iterations() -> None:
             "trains again and again",
         ),
         ("job = 3\nfor e in range(3):\n  loss.backward()", "has a variable `job`"),
-        ("import engine\nengine.train()", "has its training in"),
     ],
 )
 def test_what_it_cannot_change_is_said_in_one_sentence(
@@ -351,7 +306,6 @@ def test_what_it_cannot_change_is_said_in_one_sentence(
 ) -> None:
     path = tmp_path / "train.py"
     path.write_text(script)
-    (tmp_path / "engine.py").write_text("def train():\n    for e in range(3):\n        loss.backward()\n")
     assert main(["convert", str(path)]) == 1
     found = capsys.readouterr()
     assert named in found.err and found.out == "" and len(found.err.splitlines()) == 1
@@ -381,7 +335,8 @@ def test_without_libcst_it_says_how_to_install_it(
     assert "needs libcst" in (found := capsys.readouterr().err) and "slurm-elastic[convert]" in found
 
 
-def test_a_module_beside_the_script_that_is_no_program_is_named(tmp_path: Path) -> None:
+def test_a_module_beside_the_script_is_named(tmp_path: Path) -> None:
+    """It is not read: what it does to models, data and files is the author's to look at."""
     (tmp_path / "engine.py").write_text("def f(:")
-    with pytest.raises(ElasticError, match=r"engine\.py is no Python program"):
-        converted("import engine\n", tmp_path / "train.py")
+    (tmp_path / "train.py").write_text(script := f"import engine\n{HEAD}{LOADER}{EPOCHS}{STEP}")
+    assert ["is not read" in sentence for sentence in said(script, str(tmp_path / "train.py"))] == [True]
