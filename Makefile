@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 
 .PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites test-hosts soak slurm ready clean hooks hooks-deps
 .PHONY: test-rehearse fuzz test-packages test-browser test-api test-exact test-kills test-torch test-python test-main-job test-scripts
-.PHONY: bench-fairness bench-optimizer bench-evolve bench-models bench-input bench-paper bench-simulator bench-ingest bench-pollux
+.PHONY: bench-fairness bench-optimizer bench-models bench-input bench-paper bench-simulator bench-ingest bench-pollux
 .PHONY: test-gpu bench-gpu bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse bench-load soak-training soak-cluster soak-growth test-matrix
 
 help:  ## show this list
@@ -94,7 +94,7 @@ soak-cluster: ready slurm  ## of which: selasticd, supervisors, workers, Slurm, 
 	exit $$failed
 
 # BENCH_ARGS: for example --quick, or --profiles/--data FOLDER of measured profiles.
-bench-optimizer bench-evolve bench-models bench-input bench-paper bench-simulator bench-fairness bench-ingest bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse: \
+bench-optimizer bench-models bench-input bench-paper bench-simulator bench-fairness bench-ingest bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse: \
 		bench-%: ready
 	$(BIN)/python benchmarks/bench_$*.py $(BENCH_ARGS)
 
@@ -102,7 +102,6 @@ bench-load: ready  ## the daemon's share of a core with 2,000 jobs that report e
 	$(BIN)/python benchmarks/bench_ingest.py --only jobs_polled,jobs_floor --asked-every 1 $(BENCH_ARGS)
 
 bench-optimizer:  ## the exact optimizer beside other methods: CPU time, memory, value
-bench-evolve:  ## the policy evolve: without a seed, where placement costs, for many jobs
 bench-models:  ## throughput models: error and value of the plans made from them
 bench-input:  ## made-up jobs that wait for their input: error with and without the models' term for it
 bench-paper:  ## the paper's experiments: elastic batches against fixed ones

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import _setup  # noqa: F401
+from evolution import EvolutionPlanner
 from pollux_artifact import NCF_BATCH
 
 from slurm_elastic.daemon.cli.commands.simulate import load_profiles
@@ -90,7 +91,9 @@ def workload(data: Path | None, quick: bool) -> None:
         jobs = made_up(160, 64, 1.2)
         print("\nmade-up workload of the built-in classes: 160 jobs on 64 GPUs (assumed shapes, not measured)")
     settings = SimulationSettings(64, 4)
+    POLICIES["evolution"] = replace(POLICIES["log-goodput"], planner=EvolutionPlanner())
     rows = [summary(simulate(jobs, programs, policy, settings)[0]) for policy in TABLE]
+    del POLICIES["evolution"]
     print(table(rows), flush=True)
     print("\nthe same, restarts of 300 s")
     expensive = replace(settings, pause_s=300.0)

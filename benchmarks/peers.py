@@ -10,11 +10,9 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+from evolution import ChoiceArrays, Search
 from instances import Instance
 
-from slurm_elastic.daemon.optimizer.evolution.arrays import ChoiceArrays
-from slurm_elastic.daemon.optimizer.evolution.placing import Objective, Placing
-from slurm_elastic.daemon.optimizer.evolution.search import Search
 from slurm_elastic.daemon.optimizer.problem import Problem
 from slurm_elastic.daemon.optimizer.solver.table import Choice
 
@@ -89,11 +87,10 @@ def greedy(instance: Instance) -> float:
 
 
 def evolution(instance: Instance, seconds: float, seed: int = 0) -> float:
-    """An evolutionary search in the manner of ONES (SC 2021), that of the policy `evolve` without a seed; CPU seconds
-    given."""
+    """An evolutionary search in the manner of ONES (SC 2021), from random plans on; CPU seconds given."""
     given = as_problem(instance, [0] * instance.jobs)
     arrays = ChoiceArrays(given)
-    search = Search(arrays, Objective(arrays, Placing(given, arrays), False), [], seed)
+    search = Search(arrays, lambda people: arrays.value[people].sum(axis=1), [], seed)
     end = time.process_time() + seconds
     while time.process_time() < end:
         search.generation()

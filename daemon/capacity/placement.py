@@ -1,17 +1,14 @@
 """Where further GPUs for a job can come from: the shapes of the companions it would submit. Pure.
 
 Whole nodes first, then what is left over on the fullest node that still has it: the fewest pieces, the least spread.
-Companions are pinned to their nodes, so that they do not land on what is kept for a waiting job. Where leaf switches
-count, further ones are counted like further nodes.
+Companions are pinned to their nodes, so that they do not land on what is kept for a waiting job.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import islice
-from math import inf
 
 from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.protocol.records import record
@@ -112,56 +109,6 @@ def place(
             return None
         taken[last] = left
     return _shapes(taken, template)
-
-
-def place_under_few_switches(
-    ledger: Ledger,
-    gpus: int,
-    template: ShapeTemplate,
-    nodes: Collection[str],
-    over: Mapping[str, str],
-    own: Collection[str],
-    soon: bool = False,
-) -> tuple[Shape, ...] | None:
-    """As `place`, by the way that takes the fewest nodes and further switches together; the first of equals.
-
-    over: node -> leaf switch. own: the switches that the job is under already.
-    """
-    usable = [name for name in nodes if ledger.usable(name)]
-    room, under = Counter[str](), dict[str, list[str]]()
-    for name in usable:
-        switch = over.get(name, "")
-        under.setdefault(switch, []).append(name)
-        room[switch] += template.most(ledger.total(name) if soon else ledger.now[name])
-    near, best = {name for switch in own for name in under.get(switch, ())}, None
-    for ways in few_switches(room, own, gpus):
-        inside = near.union(*(under[switch] for switch in ways))
-        shapes = place(ledger, gpus, template, inside, soon, near)
-        cost = sum(shape.nodes for shape in shapes) + len(ways) if shapes is not None else inf
-        if best is None or cost < best[0]:
-            best = cost, shapes
-    return best[1] if best else None
-
-
-def few_switches(room: Mapping[str, int], own: Collection[str], gpus: int) -> list[tuple[str, ...]]:
-    """The further switches that a growth may be placed under beside the job's own ones, in up to three ways: none, the
-    smallest that holds the rest, the largest until they hold it. A way that does not hold it is left out.
-
-    room: free GPUs under each switch.
-    """
-    rest = gpus - sum(room.get(switch, 0) for switch in own)
-    others = sorted((-free, switch) for switch, free in room.items() if free > 0 and switch not in own)
-    lacks, largest, found = max(1, rest), list[str](), list[tuple[str, ...]]()
-    if rest <= 0:
-        found.append(())
-    holds = [(-free, switch) for free, switch in others if -free >= lacks]
-    if holds:
-        found.append((min(holds)[1],))
-    for free, switch in others:
-        if lacks > 0:
-            largest.append(switch)
-            lacks += free
-    return [*found, tuple(largest)] if lacks <= 0 else found
 
 
 def one_node_each(shapes: Iterable[Shape]) -> tuple[Shape, ...]:

@@ -214,12 +214,6 @@ class Settings:
     """How long a policy that is installed beside selasticd may take in one round. It runs in a process of its own. When
     it takes longer, or gives what is no plan, `auto` plans in its place, and the log and `selastic explain` say so."""
 
-    switch_cost: float = number(0.1, 0, 0.5)
-    """What `policy = "evolve"` counts for each leaf switch beyond the first that a job's nodes lie under, as a share of
-    its progress: growths keep to few switches, and a job moves off a second one where that is worth the pause. Read
-    where Slurm describes a tree (TopologyPlugin=topology/tree). It is assumed, not measured: 0, which does not count
-    switches, is right where a network is as fast between switches as under one."""
-
     fairness: str = choice("auto", meanings=FAIRNESS)
     """Between whom a plan is fair. The elastic jobs of one user or account share one weight in each pool, however many
     they are; among them a request's `weight` counts as ever. With one group, or one job of each, nothing changes.

@@ -92,8 +92,6 @@ class FreeNodes:
     """Those that the job can use."""
     under: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The nodes under each switch of the site."""
-    few_switches: bool = False
-    """A further switch counts like a further node, where a growth is placed."""
     companions: CompanionLimits | None = None
     """What Slurm's limits say of companions as jobs; None: nothing."""
 

@@ -14,7 +14,7 @@ from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.constraints import held_to
-from ..capacity.placement import ShapeTemplate, one_node_each, place, place_under_few_switches, take
+from ..capacity.placement import ShapeTemplate, one_node_each, place, take
 from ..capacity.requeue_placement import reservation_of
 from ..capacity.roster import ElasticJob
 from ..capacity.shrink_options import DropRule
@@ -98,11 +98,8 @@ def _barred(base: Job, site: Site) -> str:
 def _placed(
     job: ResizableJob, keep: Iterable[Piece], gpus: int, template: ShapeTemplate, free: FreeNodes, soon: bool
 ) -> tuple[Shape, ...] | None:
-    """So many more GPUs: under few switches where that counts, else beside what it keeps where nodes are equal."""
+    """So many more GPUs, beside what it keeps where nodes are equal."""
     switches = job.giver.switches
-    if free.few_switches:
-        own = {switches.get(node, "") for piece in keep for node in piece.nodes}
-        return place_under_few_switches(free.ledger, gpus, template, free.nodes, switches, own, soon)
     home = {switches[node] for piece in keep for node in piece.nodes if node in switches} if free.under else ()
     near = {node for switch in home for node in free.under[switch]}
     return place(free.ledger, gpus, template, free.nodes, soon, near)

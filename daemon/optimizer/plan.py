@@ -12,7 +12,7 @@ Limit: within one pool GPUs are equal; which nodes a job gets is decided elsewhe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import fsum
@@ -59,12 +59,6 @@ def plan(jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, c
     if POLICIES[policy].planner is not None:
         return plan_pools([jobs], [capacity], (), policy, cache)[0]
     return explained(jobs, made, solve(made, capacity, [job.label for job in jobs]), capacity, policy)
-
-
-Solver = Callable[
-    [Sequence[Sequence[JobView]], Sequence[int], Sequence[Cap], str, Cache | None, Layout | None], list[PoolPlan]
-]
-"""Makes a plan for several pools at once, as `plan_pools` does."""
 
 
 def plan_pools(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import PlanInputError
 
 if TYPE_CHECKING:
-    from .problem import Planner, Problem
+    from .problem import Planner
 
 Array = Any
 
@@ -46,8 +46,6 @@ class Policy:
     """Every job keeps its reference batch."""
     fixed_size: bool = False
     """Every job keeps the size it asked for."""
-    switches: bool = False
-    """Leaf switches count, by the setting `switch_cost`: in the planner's layout, and where growths are placed."""
     planner: Planner | None = None
     """Picks one choice for each job, with the exact plan before it; None: the exact plan is the plan."""
 
@@ -76,12 +74,6 @@ def _sum(progress: Array) -> Array:
     return progress
 
 
-def _evolve(problem: Problem) -> Sequence[int]:
-    from .evolution.refine import evolve  # now: numpy comes with it, and most of selastic does without
-
-    return evolve(problem)
-
-
 def _harmonic(progress: Array) -> Array:
     return -1.0 / progress
 
@@ -107,10 +99,6 @@ POLICIES: dict[str, Policy] = {
     ),
     "fixed-batch": _BuiltIn(
         "sum of speedups with every job's batch held at its reference: the paper's baseline", _sum, fixed_batch=True
-    ),
-    "evolve": _BuiltIn(
-        "as auto, then refined for where GPUs lie on nodes and under switches and for how many jobs one round moves",
-        _log, IDLE_SHARE, relative=True, efficiency=None, switches=True, planner=_evolve,
     ),
     "static": _BuiltIn(
         "every job keeps the size it asked for: what Slurm does by itself", _sum, fixed_batch=True, fixed_size=True

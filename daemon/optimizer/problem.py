@@ -32,10 +32,6 @@ class Layout:
     """Jobs that one round moves; 0: any number."""
     min_gain: float = 0.0
     """Least gain for which anything is moved, in relative gains of one job's progress."""
-    switches: Mapping[str, str] = field(default_factory=dict)
-    """Node -> the leaf switch over it; empty where it is not known, or does not count."""
-    switch_cost: float = 0.0
-    """Share of its progress that a job loses for each switch beyond the first; 0: switches do not count."""
 
 
 @record(frozen=True, slots=True)

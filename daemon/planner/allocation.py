@@ -113,13 +113,13 @@ class Division:
         pools, capacities, inputs = [g.members for g in groups], [g.capacity for g in groups], self.inputs
         try:
             laid = layout([(g.pool, g.members) for g in groups], ledger, inputs) if self._plans else None
-            answers = share(pools, capacities, caps, inputs.settings, inputs.memory.columns, inputs.solver, laid)
+            answers = share(pools, capacities, caps, inputs.settings, inputs.memory.columns, laid)
             self.fell_back = "" if groups and not self.fell_back else self.fell_back
             return answers
         except PolicyFailed as error:
             self.fell_back = f"policy {inputs.settings.policy} {error}"
             built_in = replace(inputs.settings, policy=DEFAULT_POLICY)
-            return share(pools, capacities, caps, built_in, inputs.memory.columns, inputs.solver)
+            return share(pools, capacities, caps, built_in, inputs.memory.columns)
 
     def _allotments(self, members: list[Member], capacity: int, shared: PoolAnswer) -> list[Allotment]:
         """The optimizer's answer for one pool as allotments, sizes worth a try on what stays idle among them."""

@@ -23,7 +23,6 @@ from ..capacity.slurm_limits import LimitUsage, gpu_limits
 from ..config.settings import Settings
 from ..mechanisms.timeouts import companion_wait_s
 from ..optimizer.job_view import Model
-from ..optimizer.plan import Solver, plan_pools
 from ..optimizer.weights import Weights
 from ..slurm.model import Snapshot
 from ..slurm.site import Site
@@ -63,7 +62,6 @@ class Inputs:
     """What is believed of the speed of waiting jobs, by job id, where their first sizes are planned."""
     resized_waiting: Mapping[int, Changed] = field(default_factory=dict)
     """Waiting jobs that were given another size than their scripts', by job id."""
-    solver: Solver = plan_pools
     """What shares GPUs out."""
 
 

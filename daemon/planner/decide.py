@@ -28,10 +28,9 @@ from ..slurm.model import Job
 from .allocation import Division, Group, members_of
 from .context import Inputs, RoundContext
 from .fixed_targets import fixed_target
-from .free_capacity import asleep, comebacks, counted_switches, free_ledger, managed_gpus, reachable
+from .free_capacity import asleep, comebacks, free_ledger, managed_gpus, reachable
 from .limit_usage import limit_usage
 from .moves import Allotment, Move, moves
-from .off_split import off_split
 from .running.job import RunningJob
 from .running.time_left import remaining_s
 from .waiting.first_sizes import NO_FIRST_SIZES, Candidate, FirstSizes, Waiting, first_sizes
@@ -87,13 +86,7 @@ def decide(inputs: Inputs) -> Decisions:
         allotments += decided
         groups.append(group)
     allotments += made.division.share([group for group in groups if group.members], nodes)
-    ledger, over = context.room.ledger.copy(), counted_switches(inputs.site, inputs.settings)
-    moved = moves(allotments, ledger, nodes, context.companions, bool(over))
-    if over:
-        every = {**made.division.standing, **moved}
-        shared = made.division.shared.items()
-        staying = [m for job_id, (m, _, _) in shared if job_id in every and not every[job_id].changes]
-        moved |= off_split(context, staying, places, nodes, ledger)
+    moved = moves(allotments, context.room.ledger.copy(), nodes, context.companions)
     made.moves = {**made.division.standing, **moved}
     for job_id, limit in context.companions.refused.items():
         context.said.setdefault(job_id, f"{limit} allows no further companion of that size")

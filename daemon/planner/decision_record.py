@@ -26,9 +26,7 @@ from ..reports.evidence import Alternative, Evidence, OtherMove, PassedOver, Roo
 from ..reports.record import known_values
 from ..slurm.model import Size
 from ..text.reasons import Reason
-from .free_capacity import counted_switches
 from .moves import Move, nearest_batch
-from .off_split import nodes_of, switches
 from .pools.answer import PoolAnswer
 from .pools.member import Member
 from .pools.options import rests
@@ -107,7 +105,7 @@ def row(move: Move, begun: bool, context: DecisionContext) -> DecisionRow:
         batch_to=allotment.batch,
         reason=allotment.reason.value,
         value=target.value if target and planned else None,
-        gain=allotment.progress_change if allotment.reason is Reason.MOVE_SWITCH else gain,
+        gain=gain,
         evidence=_evidence(move, begun, planned, context),
         alternatives=[known_values(one) for one in _alternatives(context.speeds) or _kept_more(move, context.met)],
         mechanism=move.mechanism if changes else "",
@@ -122,12 +120,12 @@ def _planned(target: Target | None, gpus: int) -> bool:
 
 def _evidence(move: Move, begun: bool, planned: bool, context: DecisionContext) -> dict[str, Any]:
     """What a row says beside its numbers, as the store keeps it. `planned`: the size is the optimizer's."""
-    running, settings = move.allotment.running, context.settings
+    running = move.allotment.running
     worth, gain = _quality(running, move.gpus, move.allotment.batch, context.member) or (None, None)
     about = {name: getattr(context.speeds, name) for name in _SPEEDS}
     own = dict(
         **about, next=_next(move, begun, context), limit=context.limit or None, exact_gpus=_exact(context.target),
-        sample_worth=worth, quality_gain=gain, **_switches(move, settings),
+        sample_worth=worth, quality_gain=gain,
     )  # fmt: skip
     changed = _changed(move, begun, planned, context) if move.changes else {}
     found = known_values(Evidence(**{**_common(running, context), **own, **changed}))
@@ -156,20 +154,6 @@ def _changed(move: Move, begun: bool, planned: bool, context: DecisionContext) -
 def _exact(target: Target | None) -> int | None:
     """What the exact plan gives, where a planner gives something else."""
     return target.exact if target is not None and target.exact != target.gpus else None
-
-
-def _switches(move: Move, settings: Settings) -> dict[str, Any]:
-    """Under how many leaf switches the job lies before and after, where the policy counts them and that is more than
-    one."""
-    running = move.allotment.running
-    over = counted_switches(running.site, settings)
-    if not over:
-        return {}
-    then = {node for part in move.keep for node in part.nodes} | {node for one in move.add for node in one.node_list}
-    before, after = switches(over, nodes_of(running)), switches(over, then or nodes_of(running))
-    if before == after == 1:
-        return {}
-    return {"switches_from": before, "switches_to": after, "switch_cost": settings.switch_cost}
 
 
 def _quality(running: RunningJob, gpus: int, batch: int, member: Member | None) -> tuple[float, float] | None:

@@ -18,11 +18,8 @@ from ..capacity.placement import take
 from ..capacity.requeue_placement import can_restart, comes_back_at, put_back
 from ..capacity.shrink_options import shrinks, without
 from ..capacity.unlisted_gpus import listed_gpus, unlisted_gpus
-from ..config.settings import Settings
-from ..optimizer.policies import POLICIES
 from ..optimizer.problem import Layout
 from ..slurm.model import Node, Snapshot
-from ..slurm.site import Site
 from .context import Inputs
 from .pools.member import Member
 from .running.eligibility import not_listed
@@ -172,21 +169,14 @@ def _suits(node: Node, constraint: str | None, whole: int) -> bool:
 def layout(groups: Sequence[tuple[Pool, Sequence[Member]]], ledger: Ledger, inputs: Inputs) -> Layout:
     """Where these pools' movable jobs are and where there is room, as a policy's planner takes it: GPUs alone. What is
     being released counts as free, nodes that take no work do not."""
-    nodes, over = inputs.snapshot.nodes, counted_switches(inputs.site, inputs.settings)
+    nodes = inputs.snapshot.nodes
     return Layout(
         free=[{name: ledger.total(name).gpus for name in pool.nodes if ledger.usable(name)} for pool, _ in groups],
         node_gpus=[max((nodes[name].gpus for name in pool.nodes), default=1) for pool, _ in groups],
         held=[_held(m) for _, members in groups for m in members],
         most_moves=inputs.settings.max_resizes_per_round,
         min_gain=inputs.settings.min_gain,
-        switches=over,
-        switch_cost=inputs.settings.switch_cost if over else 0.0,
     )
-
-
-def counted_switches(site: Site, settings: Settings) -> Mapping[str, str]:
-    """Node -> leaf switch, where the policy counts them; else empty. The exact plan does not."""
-    return site.switches if settings.switch_cost and POLICIES[settings.policy].switches else {}
 
 
 def _held(m: Member) -> dict[int, Mapping[str, int]]:

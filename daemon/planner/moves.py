@@ -113,10 +113,9 @@ def moves(
     ledger: Ledger,
     nodes: Mapping[int, Collection[str]],
     companions: CompanionLimits | None = None,
-    few_switches: bool = False,
 ) -> dict[int, Move]:
-    """A move for every allotment, by job id. `nodes`: where each job may grow; `few_switches`: whether leaf switches
-    count. Ledger and companions are used up in place."""
+    """A move for every allotment, by job id. `nodes`: where each job may grow. Ledger and companions are used up
+    in place."""
     found: dict[int, Move] = {}
     placing: dict[Mechanism, list[Allotment]] = {mechanism: [] for mechanism in registry.MECHANISMS}
     for allotment in allotments:
@@ -146,7 +145,7 @@ def moves(
         for allotment in placed:  # most jobs may grow onto the same nodes
             own = nodes.get(allotment.running.job_id, ())
             if id(own) not in shared:
-                shared[id(own)] = FreeNodes(ledger, own, under, few_switches, companions)
+                shared[id(own)] = FreeNodes(ledger, own, under, companions)
             free[allotment.running.job_id] = shared[id(own)]
         if mechanism.adds:
             # Who can grow on few nodes only comes first: others find room elsewhere.

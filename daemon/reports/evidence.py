@@ -107,12 +107,6 @@ class Evidence:
     exact_gpus: int | None = about(
         "GPUs by the plan with the largest sum of values, where the policy's planner gives something else", default=None
     )
-    switches_from: int | None = about(
-        "leaf switches that its nodes lie under, where the policy counts them and it is more than one, before or after",
-        default=None,
-    )
-    switches_to: int | None = about("the same after the move", default=None)
-    switch_cost: float | None = about("share of its progress that each beyond the first counts as", default=None)
     sample_worth: float | None = about(
         "of a job that trains epochs: what a sample is worth at its batch, by its measured noise scale", default=None
     )

@@ -16,7 +16,6 @@ from slurm_elastic.protocol.resize_state import ResizeState
 from ..capacity.roster import Roster
 from ..config.settings import PLAN
 from ..optimizer.job_view import Model
-from ..optimizer.plan import Solver, plan_pools
 from ..planner import Inputs, decide
 from ..planner.memory import Memory
 from ..planner.moves import Move
@@ -42,11 +41,9 @@ class Elastic(Simulation):
         jobs: list[SimulatedJob],
         policy: str,
         settings: SimulationSettings,
-        solver: Solver = plan_pools,
-        objective: str = "",
     ) -> None:
         super().__init__(jobs, policy, settings)
-        self.solver, self.rules, self.memory = solver, settings.planner(objective or policy), Memory()
+        self.rules, self.memory = settings.planner(policy), Memory()
         self.cluster, self.states = Cluster(jobs, self.nodes), JobStates(settings)
         self.site, self.resizes = Site(), 0
         self.resized_waiting: dict[int, Changed] = {}
@@ -73,7 +70,6 @@ class Elastic(Simulation):
             memory=self.memory,
             waiting_models=self._models_of_waiting() if self.rules.first_size == PLAN else {},
             resized_waiting=self.resized_waiting,
-            solver=self.solver,
             site=self.site,
         )
 

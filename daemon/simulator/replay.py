@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from ..optimizer.policies import POLICIES
 from .baselines.backfill import Backfill
-from .baselines.evolution import OBJECTIVE, Evolution
 from .baselines.feedback import Feedback
 from .elastic import Elastic
 from .engine import Outcome, Watch, unwatched
@@ -29,15 +28,13 @@ def simulate(
     watch: Watch = unwatched,
 ) -> tuple[Outcome, list[str]]:
     """(outcome, assumptions) of one policy over a trace; `watch` is told how far it is."""
-    if policy not in (*POLICIES, "feedback", "backfill", "evolution"):
+    if policy not in (*POLICIES, "feedback", "backfill"):
         raise ValueError(policy)
     jobs, assumptions = prepare(trace, programs, settings, declared)
     if policy == "feedback":
         return Feedback(jobs, policy, settings).run(watch), assumptions
     if policy in ("backfill", "static"):
         return Backfill(jobs, policy, settings).run(watch), assumptions
-    if policy == "evolution":
-        return Elastic(jobs, policy, settings, Evolution(settings.seed), OBJECTIVE).run(watch), assumptions
     return Elastic(jobs, policy, settings).run(watch), assumptions
 
 

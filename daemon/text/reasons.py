@@ -29,7 +29,6 @@ class Reason(str, Enum):
     COMPANION_ENDS = "companion_ends", "the time that Slurm gave a companion of it is nearly over"
     SHRINK_SUBMITS = "shrink_submits", "its user may submit few more jobs (MaxSubmitJobs), and a companion is one"
     SHRINK_DRAIN = "shrink_drain", "a node of a companion is being drained"
-    MOVE_SWITCH = "move_switch", "its nodes lie under several leaf switches, and GPUs are idle under its own"
     TAKE_BACK = "take_back", "Slurm did not take GPUs that it had left, and it trains on them again"
     BATCH = "batch", "another global batch is faster at this size"
     KEEP_BEST = "keep_best", "no other size is worth a resize"

@@ -1,4 +1,4 @@
-"""A private Slurm with leaf switches: what selasticd reads of them, and how `evolve` moves a job because of them."""
+"""A private Slurm with leaf switches: what selasticd reads of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 from live_daemon import live_daemon
 from record_slurm import TREE
-from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
 from slurm_elastic.daemon.slurm import CommandClient
@@ -39,18 +38,3 @@ def test_a_node_under_no_switch_counts_only_where_slurm_starts_something_on_it(
         explained = daemon.client().get(f"/v1/jobs/{job}/explain") or {}
         assert explained["decision"]["evidence"]["capacity_gpus"] == gpus, explained
         daemon.slurm.cancel(job)
-
-
-def test_a_job_moves_under_its_own_switch(tree: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its companion is under another switch, for the node beside it was in use; when that node is free the job has as
-    many GPUs as before, all under one switch, and `explain` tells it."""
-    with live_daemon(tree, monkeypatch, more='policy = "evolve"') as daemon:
-        other = tree.run(["sbatch", "--parsable", "-o", "/dev/null", "-wn2", "--gres=gpu:4", "--wrap", "sleep 600"])
-        wait_until(lambda: daemon.jobs()[int(other.stdout)].running, 40, daemon.log)
-        job = daemon.submit("-N1", "-wn1", "--gres=gpu:a100:4", comment="elastic:gpus=4-8,step=4,batch=240-256")
-        daemon.settles_at(job, 8)
-        assert [one.nodes for one in daemon.companions()] != [("n2",)]
-        tree.run(["scancel", other.stdout.strip()])
-        wait_until(lambda: [one.nodes for one in daemon.companions()] == [("n2",)], 90, daemon.log)
-        daemon.settles_at(job, 8)
-        assert "move_switch" in str(daemon.client().get(f"/v1/jobs/{job}/events"))

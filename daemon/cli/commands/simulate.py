@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 DEFAULT_POLICIES = "backfill,fixed-batch,throughput,auto"
 """What Slurm does, the paper's baseline and objective, and what the daemon does by default."""
-COMPARISONS = ("backfill", "feedback", "evolution")
-"""What others do: fixed sizes with backfill (Slurm), with multilevel feedback (Tiresias), an online evolutionary search
-(ONES)."""
+COMPARISONS = ("backfill", "feedback")
+"""What others do with fixed sizes: backfill (Slurm), multilevel feedback (Tiresias)."""
 FAIRNESS = ("job", "user", "account")
 EPILOG = """trace formats: our own CSV (job_id,submit_s,program,gpus[,batch,samples,duration_s,min_gpus,max_gpus,
 min_batch,max_batch,weight,wait_s,until,user,account]), sacct's (-P or --json), Philly's jobs, and the workloads of
@@ -72,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--drop", action="store_true", help="drop jobs that cannot start at once, instead of queueing them")
     add("--learned", action="store_true", help="the planner learns curves from 3 %% noisy reports, as the daemon does")
     add("--window", type=float, default=0.0, metavar="S", help="count the jobs completed by then (default: all)")
-    add("--seed", type=int, default=0, help=f"of the noise and of the evolutionary search {shown}")
+    add("--seed", type=int, default=0, help=f"of the noise {shown}")
     add("--jobs", action="store_true", help="a line per job and policy as well")
     add("--json", action="store_true", help="everything as JSON")
     add("--html", type=Path, metavar="FILE", help="write a self-contained page with the timelines")

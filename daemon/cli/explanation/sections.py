@@ -288,7 +288,6 @@ def next_steps(facts: Explain) -> list[str]:
     if evidence.exact_gpus is not None:
         exact = words.gpus(evidence.exact_gpus)
         lines.append(f"the plan with the largest sum would give it {exact}; the policy counts more than that")
-    lines += _switches(evidence)
     if evidence.weight_factor:
         lines.append(f"its weight is multiplied by {evidence.weight_factor:g} (setting shorter_first)")
     held = job.held_gpus or 0
@@ -311,16 +310,6 @@ def next_steps(facts: Explain) -> list[str]:
     if blocked and blocked > facts.now:
         lines.append(f"not tried again before {words.clock(facts, blocked)}")
     return [_can_do(job), *lines] if job.pinned else [*lines, _can_do(job)]
-
-
-def _switches(evidence: Evidence) -> list[str]:
-    before, after, cost = evidence.switches_from, evidence.switches_to, evidence.switch_cost
-    if not before or not after or cost is None:
-        return []
-    then = "" if after == before else f", after this move under {after}"
-    switches = "leaf switch" if before == 1 else "leaf switches"
-    assumed = f"each beyond the first is assumed to cost {cost:.0%} of its progress (setting switch_cost)"
-    return [f"its nodes lie under {before} {switches}{then}; {assumed}"]
 
 
 def _can_do(job: ExplainedJob) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ...config.settings import Settings
-from ...optimizer.plan import Cache, Solver, plan_pools
+from ...optimizer.plan import Cache, plan_pools
 from ...optimizer.policies import POLICIES
 from ...optimizer.problem import Layout
 from ...optimizer.solver.nested_caps import Cap
@@ -43,7 +43,6 @@ def share(
     caps: Sequence[Cap],
     settings: Settings,
     cache: Cache | None = None,
-    solver: Solver = plan_pools,
     layout: Layout | None = None,
 ) -> list[PoolAnswer]:
     """The best plan for every pool, or staying where everyone is when a pool's best plan gains too little; a batch that
@@ -52,7 +51,7 @@ def share(
     `caps` count the members through all pools. Raises InfeasiblePlan, PlanInputError.
     """
     policy, cache = settings.policy, cache or Cache()
-    bests = solver([[m.view for m in members] for members in pools], capacities, caps, policy, cache, layout)
+    bests = plan_pools([[m.view for m in members] for members in pools], capacities, caps, policy, cache, layout)
     gains = []
     for members, best in zip(pools, bests, strict=True):
         stays = staying_values(policy, cache, members, best.targets)

@@ -9,9 +9,7 @@ from slurm_elastic.daemon.capacity.idle_nodes import IdleNodes
 from slurm_elastic.daemon.capacity.ledger import Amount, Ledger
 from slurm_elastic.daemon.capacity.placement import (
     ShapeTemplate,
-    few_switches,
     place,
-    place_under_few_switches,
     take,
 )
 
@@ -106,31 +104,3 @@ def test_placing_costs_what_it_takes() -> None:
     idle.put("n0000", None)
     assert next(idle.of((8,))) == "n0001" and idle.amounts == {8}
     assert len(looked) < 40
-
-
-def test_the_ways_to_choose_switches() -> None:
-    """The own ones alone where they hold the growth; with the smallest further one that holds the rest; with the
-    largest until they hold it. Nothing where all together do not."""
-    room = {"own": 4, "small": 4, "large": 8, "none": 0}
-    assert few_switches(room, ["own"], 4) == [(), ("small",), ("large",)]
-    assert few_switches(room, ["own"], 8) == [("small",), ("large",)]
-    assert few_switches(room, ["own"], 14) == [("large", "small")]
-    assert few_switches(room, [], 6) == [("large",), ("large",)]
-    assert few_switches(room, ["own"], 17) == []
-
-
-def test_a_further_switch_counts_like_a_further_node() -> None:
-    """Four GPUs: two halves of nodes under the own switch are as good as a whole node under another and come first;
-    four quarters are not. Where no switch has enough free, the fewest are taken."""
-    template = ShapeTemplate("main", "", "", "a100", 1.0, 0.0)
-
-    def placed(gpus: int, **free: int) -> list[str]:
-        ledger = Ledger({name: Amount(count, 16, 8000) for name, count in free.items()})
-        over = {name: name[0] for name in free}
-        shapes = place_under_few_switches(ledger, gpus, template, list(free), over, ["a"])
-        return sorted(node for shape in shapes or () for node in shape.node_list)
-
-    assert placed(4, a1=2, a2=2, b1=4) == ["a1", "a2"]
-    assert placed(4, a1=1, a2=1, a3=1, a4=1, b1=4) == ["b1"]
-    assert placed(8, a1=2, b1=4, c1=4, c2=2) == ["a1", "c1", "c2"]
-    assert placed(20, a1=4, b1=4) == []

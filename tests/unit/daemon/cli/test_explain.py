@@ -445,21 +445,10 @@ def test_what_its_weight_and_its_samples_count_is_told(store: Store, viewer: Cal
 
 
 def test_what_the_exact_plan_would_give_is_told(store: Store, viewer: Callable[..., Any]) -> None:
-    """Where a policy's planner decides otherwise than the sum of values, as `evolve` may."""
+    """Where a policy's planner decides otherwise than the sum of values."""
     steady(store, evidence={"exact_gpus": 6})
     text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
     assert "the plan with the largest sum would give it 6 GPUs; the policy counts more than that" in text
-
-
-@pytest.mark.parametrize(("after", "words"), [
-    (2, "its nodes lie under 2 leaf switches; each beyond the first is assumed to cost 10% of its progress"),
-    (1, "its nodes lie under 2 leaf switches, after this move under 1; each beyond the first is assumed to cost 10%"),
-])  # fmt: skip
-def test_leaf_switches_are_told(store: Store, viewer: Callable[..., Any], after: int, words: str) -> None:
-    """Where the policy counts them, with what it takes them to cost and the setting that says so."""
-    steady(store, evidence={"switches_from": 2, "switches_to": after, "switch_cost": 0.1})
-    text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
-    assert words in text and "(setting switch_cost)" in text
 
 
 def test_reports_without_a_model_are_told(store: Store, viewer: Callable[..., Any]) -> None:

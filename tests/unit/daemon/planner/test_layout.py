@@ -1,4 +1,4 @@
-"""What a planner is told of nodes, and what the policy `evolve` makes of it in a whole plan."""
+"""What a planner is told of nodes, and what becomes of its answer in a whole plan."""
 
 from __future__ import annotations
 
@@ -25,23 +25,16 @@ def fragments(monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-def test_evolve_leaves_fragments_that_cost_more_than_they_bring(fragments: World) -> None:
-    """The exact plan counts on one further node and takes two; `evolve` counts both and stays, and the decision says
-    what it would have been."""
+def test_a_planner_decides_and_the_decision_says_what_the_exact_plan_is(
+    fragments: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exact plan counts on one further node and takes two; a planner that stays has its way."""
     assert [len(shape.node_list) for shape in order(fragments.plan(), 1).add] == [2]
-    fragments.settings = replace(fragments.settings, policy="evolve")
+    stays = replace(POLICIES["auto"], planner=lambda problem: [0] * len(problem.choices))
+    monkeypatch.setitem(POLICIES, "theirs", stays)
+    fragments.settings = replace(fragments.settings, policy="theirs")
     decision = row(fragments.plan(), 1)
-    assert decision.gpus_to == 4
-    assert decision.evidence["exact_gpus"] == 6
-
-
-def test_evolve_grows_where_the_exact_plan_is_right(fragments: World) -> None:
-    """With two GPUs free on one node it takes them, as the exact plan does, and has nothing else to say."""
-    fragments.cluster.run(2, "n2", 2)
-    fragments.settings = replace(fragments.settings, policy="evolve")
-    decision = row(fragments.plan(), 1)
-    assert decision.gpus_to == 6
-    assert decision.evidence.get("exact_gpus") is None
+    assert (decision.gpus_to, decision.evidence["exact_gpus"]) == (4, 6)
 
 
 def test_a_planner_is_told_where_jobs_are_and_where_there_is_room(

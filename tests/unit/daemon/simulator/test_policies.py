@@ -17,7 +17,7 @@ from slurm_elastic.daemon.simulator.replay import simulate
 from slurm_elastic.daemon.simulator.traces.formats import TraceJob
 
 
-@pytest.mark.parametrize("policy", [*sorted(POLICIES), "feedback", "evolution", "backfill"])
+@pytest.mark.parametrize("policy", [*sorted(POLICIES), "feedback", "backfill"])
 def test_every_policy_keeps_the_books(policy: str) -> None:
     """All jobs end, capacity is never exceeded, work is done in full, nobody ends before it starts."""
     settings = SimulationSettings(gpus=16, gpus_per_node=4, pause_s=10.0)

@@ -63,7 +63,7 @@ def test_a_heavier_job_gets_more() -> None:
     assert heavy == light == 16
 
 
-@pytest.mark.parametrize("policy", ["throughput", "goodput", "auto", "static", "evolve"])
+@pytest.mark.parametrize("policy", ["throughput", "goodput", "auto", "static"])
 def test_every_policy_plans_them(policy: str) -> None:
     """The policy without elasticity gives what scripts ask for."""
     (gpus,) = given(32, candidates(1), policy=policy)

@@ -1,10 +1,12 @@
 """An evolutionary search over whole plans, in the manner of ONES: crossover, mutation, repair, the best survive.
 
 After Bian et al., "Online evolutionary batch size orchestration", SC 2021; ours, after the description. Unlike theirs
-the repair goes by the value of a GPU, and all plans of a generation are handled in arrays at once.
+the repair goes by the value of a GPU, and all plans of a generation are handled in arrays at once. A comparison for the
+tables of bench_optimizer and bench_simulator. A plan is a row of positions in the arrays, one for each job; a
+population is a matrix of them.
 
-Promise: every plan kept is within all capacities and limits; the best is never worse than a seed that is, and never
-gets worse with more generations; the same seeds and the same number give the same plan.
+Promise: every plan kept is within all capacities and limits; the best never gets worse with more generations; the same
+seeds and the same number give the same plan.
 Limit: nothing is proven of the best. One choice up or down is a step of the repair: what lies behind a size that
 brings nothing is found by mutation alone.
 """
@@ -16,7 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Array, ChoiceArrays
+from slurm_elastic.daemon.optimizer.problem import Problem
+from slurm_elastic.daemon.optimizer.solver.table import Choice, Columns
+
+Array = Any
 
 POPULATION = 48
 MUTATIONS = 2.0
@@ -27,6 +32,74 @@ FILLED = 0.75
 """Share of the children that are filled up after the repair: where GPUs lie, it may be better to leave some idle."""
 NOISE = 0.5
 """By how much, relatively, the repair misjudges what a GPU is worth: without that all plans would come out alike."""
+
+
+class ChoiceArrays:
+    """The choices of all jobs in one row: job j owns positions start[j] .. start[j] + length[j] - 1, sizes rising."""
+
+    def __init__(self, problem: Problem) -> None:
+        rows = problem.choices
+        self.length = np.array([len(row) for row in rows], dtype=np.int64)
+        self.start = np.concatenate([[0], self.length.cumsum()[:-1]]).astype(np.int64)
+        numbers = np.concatenate([_numbers(row) for row in rows], axis=1)
+        self.gpus, self.value, self.speedup = numbers[0].astype(np.int64), numbers[1], numbers[3]
+        self.job = np.repeat(np.arange(len(rows)), self.length)
+        self.weight = np.array(problem.weights, dtype=np.float64)
+        ends = self.start + self.length
+        self.present = np.array(
+            [
+                start + max(0, int(self.gpus[start:end].searchsorted(gpus, side="right")) - 1)
+                for start, end, gpus in zip(self.start.tolist(), ends.tolist(), problem.present, strict=True)
+            ]
+        )
+        """The plan nearest to staying: the largest size that is at most the present one, else the smallest."""
+        members = [np.flatnonzero(np.array(problem.pools) == pool) for pool in range(len(problem.capacities))]
+        members += [np.array(sorted(cap.members), dtype=np.int64) for cap in problem.caps]
+        self.members: list[Array] = members
+        """The jobs under each capacity, and then under each limit."""
+        self.under = np.zeros((len(rows), len(members)), dtype=np.int64)
+        """Jobs x limits: 1 where the job is under the limit."""
+        for limit, own in enumerate(members):
+            self.under[own, limit] = 1
+        self.most = np.array([*problem.capacities, *(cap.limit for cap in problem.caps)], dtype=np.int64)
+        self.up, gain = self._steps(1)
+        self.up_gain = np.where((self.up > 0) & (gain > 0), gain, 0.0)
+        """Of each position, the value that each GPU of a step to the next size brings; 0: none."""
+        down, gain = self._steps(-1)
+        self.down = -down
+        """GPUs that a step to the size before gives back."""
+        self.down_loss = np.where(self.down > 0, -gain, np.inf)
+        """The value that each of them costs; infinite: there is no smaller size."""
+
+    def at(self, plan: Any) -> Array:
+        """The positions of a plan of indices into each job's choices."""
+        return self.start + np.array(plan, dtype=np.int64)
+
+    def left(self, people: Array) -> Array:
+        """What each plan leaves of every capacity and limit: people x limits; negative where it takes too much."""
+        return self.most - self.gpus[people] @ self.under
+
+    def room(self, left: Array) -> Array:
+        """What each job of each plan may still take: people x jobs."""
+        room = np.full((len(left), len(self.length)), np.iinfo(np.int64).max)
+        for limit, own in enumerate(self.members):
+            room[:, own] = np.minimum(room[:, own], left[:, limit, None])
+        return room
+
+    def _steps(self, way: int) -> tuple[Array, Array]:
+        """(change of GPUs, change of value for each of them) of a step to the next choice above or below; GPUs 0: there
+        is none."""
+        there = np.clip(np.arange(len(self.gpus)) + way, 0, len(self.gpus) - 1)
+        gpus = np.where(self.job[there] == self.job, self.gpus[there] - self.gpus, 0)
+        gain = self.value[there] - self.value
+        return gpus, gain / np.where(gpus == 0, 1, abs(gpus))
+
+
+def _numbers(row: Sequence[Choice]) -> Array:
+    """GPUs, values, batches and speedups of one job's choices."""
+    if isinstance(row, Columns):
+        return row.numbers
+    return np.array([(choice.gpus, choice.value, choice.batch, choice.speedup) for choice in row]).T
 
 
 class Search:
@@ -136,3 +209,27 @@ def indices(arrays: ChoiceArrays, plan: Any) -> list[int]:
     """A plan of positions as indices into each job's choices."""
     found: list[int] = (plan - arrays.start).tolist()
     return found
+
+
+class EvolutionPlanner:
+    """The search as a policy's planner, which never sees the exact plan: from what jobs have and random plans on, each
+    decision with the next random sequence. ONES keeps a population from decision to decision."""
+
+    def __init__(self, population: int = 20, generations: int = 30) -> None:
+        self.population, self.generations, self.number = population, generations, 0
+
+    def __call__(self, problem: Problem) -> list[int]:
+        """The fittest plan found, as an index into each job's choices."""
+        arrays = ChoiceArrays(problem)
+        stays = bool(np.all(arrays.left(arrays.present[None, :]) >= 0))
+        self.number += 1
+        search = Search(
+            arrays,
+            lambda people: arrays.value[people].sum(axis=1),
+            [arrays.present] if stays else [],
+            self.number,
+            self.population,
+        )
+        for _ in range(self.generations):
+            search.generation()
+        return indices(arrays, search.best)
