@@ -19,14 +19,14 @@ from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
 
+from ..actions.action import Action, Cancel, Close, Shrink
+from ..actions.refusals import Refusal
 from ..capacity.companion_limits import CompanionLimits
 from ..capacity.ledger import Ledger
 from ..capacity.roster import ElasticJob, RunningPiece
 from ..capacity.shrink_options import DropRule, Giver, Unit
 from ..config.settings import Settings
 from ..slurm.site import Site
-from .actions import Action, Cancel, Close, Shrink
-from .refusals import Refusal
 from .timeouts import Bounds
 
 

@@ -13,6 +13,7 @@ from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
+from ..actions.action import Action, Cancel
 from ..capacity.constraints import held_to
 from ..capacity.placement import ShapeTemplate, one_node_each, place, take
 from ..capacity.requeue_placement import reservation_of
@@ -21,7 +22,6 @@ from ..capacity.shrink_options import DropRule
 from ..config.settings import Settings
 from ..slurm.model import Job
 from ..slurm.site import Site
-from .actions import Action, Cancel
 from .base import ChosenWay, FreeNodes, Mechanism, Placement, ResizableJob, WantedSize
 
 

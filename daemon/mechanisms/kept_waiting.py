@@ -14,12 +14,12 @@ from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
 
+from ..actions.action import Action, Close
 from ..capacity.pending_jobs import RESOURCE_REASONS
 from ..capacity.roster import Roster
 from ..capacity.slurm_limits import LimitUsage, charged
 from ..slurm.model import Job, Snapshot
 from ..slurm.site import Site
-from .actions import Action, Close
 from .registry import COMPANION
 
 

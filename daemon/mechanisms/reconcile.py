@@ -14,9 +14,9 @@ from types import MappingProxyType
 from slurm_elastic.db.rows import InUse, ResizeRow
 from slurm_elastic.protocol.resize_state import ResizeState
 
+from ..actions.action import Action, Close
 from ..capacity.roster import ElasticJob, Roster, RunningPiece
 from ..capacity.shrink_options import Unit, units_of
-from .actions import Action, Close
 from .registry import COMPANION, carrier, dropping, stuck
 from .timeouts import Bounds
 

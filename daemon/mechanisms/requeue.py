@@ -22,6 +22,7 @@ from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
+from ..actions.action import Action, Advance, Close, Free, Requeue, Resume
 from ..capacity.ledger import Amount
 from ..capacity.pending_jobs import SOON_S
 from ..capacity.placement import ShapeTemplate, take
@@ -31,7 +32,6 @@ from ..capacity.shrink_options import units_of
 from ..config.settings import Settings
 from ..slurm.model import Job, Size
 from ..slurm.site import Site
-from .actions import Action, Advance, Close, Free, Requeue, Resume
 from .base import ChosenWay, FreeNodes, Mechanism, Placement, ResizableJob, WantedSize, first_known
 from .timeouts import Bounds
 

@@ -23,18 +23,18 @@ from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable, StoreErr
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.resize_state import ResizeState
 
+from ..actions.action import Action, Close
+from ..actions.executor import Executor
+from ..actions.refusals import Refusal, Submitted, standing
 from ..api.waiters import Waiters
 from ..capacity.ledger import held_but_idle
 from ..capacity.roster import Roster
 from ..capacity.shrink_options import Unit
 from ..capacity.unlisted_gpus import by_node, lasting
 from ..config.settings import PLAN, Settings
-from ..mechanisms.actions import Action, Close
-from ..mechanisms.executor import Executor
 from ..mechanisms.kept_waiting import kept_waiting
 from ..mechanisms.overtaken import overtaken
 from ..mechanisms.reconcile import next_actions, unused
-from ..mechanisms.refusals import Refusal, Submitted, standing
 from ..mechanisms.requeue import COMES_BACK, bound_by_a_shrink, first_size_steps, resumes
 from ..mechanisms.timeouts import Bounds
 from ..models.costs import Costs

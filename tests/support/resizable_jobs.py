@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from shrink_jobs import giver
 
+from slurm_elastic.daemon.actions.refusals import Refusal
 from slurm_elastic.daemon.capacity.ledger import Ledger
 from slurm_elastic.daemon.capacity.roster import ElasticJob, sort_jobs
 from slurm_elastic.daemon.capacity.shrink_options import Giver
 from slurm_elastic.daemon.mechanisms.base import FreeNodes
-from slurm_elastic.daemon.mechanisms.refusals import Refusal
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece

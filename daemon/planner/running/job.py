@@ -11,12 +11,12 @@ from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.records import record
 
+from ...actions.refusals import WHOLE_JOBS, Refusal
 from ...capacity.growth_under_way import with_growth
 from ...capacity.ledger import Amount, per_node
 from ...capacity.roster import ElasticJob
 from ...capacity.shrink_options import Giver
 from ...mechanisms import registry
-from ...mechanisms.refusals import WHOLE_JOBS, Refusal
 from ...slurm.site import Site
 from ...text.reasons import Reason
 from .sizes import sizes

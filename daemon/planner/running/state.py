@@ -10,7 +10,7 @@ from slurm_elastic.db.rows import InUse, ObservationRow, ResizeRow
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.records import record
 
-from ...mechanisms.refusals import Refusal
+from ...actions.refusals import Refusal
 from ...optimizer.job_view import Model
 from .reports import Remaining, trusted_noise
 

@@ -15,7 +15,7 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.resize_state import ResizeState
 
-from ...mechanisms.refusals import Refusal
+from ...actions.refusals import Refusal
 from ...models.cache import Fitted
 from ...models.costs import Costs
 from ...models.priors import Priors

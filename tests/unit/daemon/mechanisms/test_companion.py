@@ -9,10 +9,10 @@ from cluster_snapshots import Cluster
 from resizable_jobs import free_nodes, resizable
 from store_records import resize_row
 
+from slurm_elastic.daemon.actions.action import Cancel, Shrink
 from slurm_elastic.daemon.capacity.ledger import Amount
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.config.settings import Settings
-from slurm_elastic.daemon.mechanisms.actions import Cancel, Shrink
 from slurm_elastic.daemon.mechanisms.base import ChosenWay, WantedSize
 from slurm_elastic.daemon.mechanisms.companion import CompanionJob
 from slurm_elastic.daemon.mechanisms.in_place import ShrinkInPlace

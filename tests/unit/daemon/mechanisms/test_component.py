@@ -6,9 +6,9 @@ import pytest
 from cluster_snapshots import Cluster
 from resizable_jobs import free_nodes, resizable
 
+from slurm_elastic.daemon.actions.action import Cancel, Shrink
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.config.settings import Settings
-from slurm_elastic.daemon.mechanisms.actions import Cancel, Shrink
 from slurm_elastic.daemon.mechanisms.base import ChosenWay, WantedSize
 from slurm_elastic.daemon.mechanisms.companion import CompanionJob
 from slurm_elastic.daemon.mechanisms.component import ComponentRelease

@@ -6,8 +6,8 @@ import pytest
 from cluster_snapshots import TYPE, Cluster
 from store_records import resize_row
 
+from slurm_elastic.daemon.actions.action import Action, Cancel, Close
 from slurm_elastic.daemon.capacity.roster import sort_jobs
-from slurm_elastic.daemon.mechanisms.actions import Action, Cancel, Close
 from slurm_elastic.daemon.mechanisms.kept_waiting import kept_waiting
 from slurm_elastic.daemon.slurm.accounting import SlurmLimit
 from slurm_elastic.daemon.slurm.site import Site

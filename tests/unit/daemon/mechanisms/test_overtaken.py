@@ -10,8 +10,8 @@ from cluster_snapshots import TYPE, Cluster
 from daemon_harness import World
 from store_records import resize_row
 
+from slurm_elastic.daemon.actions.action import Close, Free
 from slurm_elastic.daemon.capacity.roster import sort_jobs
-from slurm_elastic.daemon.mechanisms.actions import Close, Free
 from slurm_elastic.daemon.mechanisms.overtaken import overtaken
 from slurm_elastic.daemon.mechanisms.reconcile import next_actions
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds

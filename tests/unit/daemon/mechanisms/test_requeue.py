@@ -11,6 +11,7 @@ from daemon_harness import World
 from resizable_jobs import Resizable, free_nodes, resizable
 from store_records import resize_row
 
+from slurm_elastic.daemon.actions.action import Action, Advance, Close, Free, Requeue, Resume, Shrink
 from slurm_elastic.daemon.capacity.ledger import Amount, Ledger
 from slurm_elastic.daemon.capacity.placement import ShapeTemplate
 from slurm_elastic.daemon.capacity.requeue_placement import (
@@ -22,7 +23,6 @@ from slurm_elastic.daemon.capacity.requeue_placement import (
 )
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.config.settings import Settings
-from slurm_elastic.daemon.mechanisms.actions import Action, Advance, Close, Free, Requeue, Resume, Shrink
 from slurm_elastic.daemon.mechanisms.base import ChosenWay, FreeNodes
 from slurm_elastic.daemon.mechanisms.reconcile import next_actions
 from slurm_elastic.daemon.mechanisms.requeue import RequeueResized

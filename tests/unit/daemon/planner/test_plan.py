@@ -9,7 +9,7 @@ import pytest
 from plan_cases import NOW, REQUEST, SETTINGS, World, closed, order, row, seen
 from store_records import resize_row
 
-from slurm_elastic.daemon.mechanisms.refusals import Refusal
+from slurm_elastic.daemon.actions.refusals import Refusal
 from slurm_elastic.daemon.planner import JobState
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import HostPair, InUse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.daemon.mechanisms.actions import Act, Cancel, Close, Free, Requeue, Resume, Shrink
+from slurm_elastic.daemon.actions.action import Act, Cancel, Close, Free, Requeue, Resume, Shrink
 from slurm_elastic.daemon.slurm.model import Size
 from slurm_elastic.protocol.errors import SlurmRefused
 

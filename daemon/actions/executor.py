@@ -21,7 +21,7 @@ from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..slurm.commands import says_ended
 from ..slurm.model import Job
-from .actions import Act, Action, Close, SlurmWrites
+from .action import Act, Action, Close, SlurmWrites
 from .refusals import ALL, Refusals, Submitted
 
 log = logging.getLogger(__name__)

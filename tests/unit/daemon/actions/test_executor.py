@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from slurm_elastic.daemon.mechanisms.actions import Cancel, Close, Shrink
-from slurm_elastic.daemon.mechanisms.executor import ROUND_ASKS, ROUND_ASKS_S, Executor
+from slurm_elastic.daemon.actions.action import Cancel, Close, Shrink
+from slurm_elastic.daemon.actions.executor import ROUND_ASKS, ROUND_ASKS_S, Executor
 from slurm_elastic.daemon.slurm.model import Job
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
 from slurm_elastic.protocol.resize_state import ResizeState

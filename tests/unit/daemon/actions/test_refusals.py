@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_elastic.daemon.mechanisms.refusals import ALL, UNLISTED, Refusals, Submitted
+from slurm_elastic.daemon.actions.refusals import ALL, UNLISTED, Refusals, Submitted
 from slurm_elastic.protocol.event_kind import EventKind
 
 NOW = 1000.0
