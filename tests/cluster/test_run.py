@@ -41,9 +41,14 @@ def start(empty_sandbox: Sandbox, tmp_path: Path) -> Iterator[Callable[..., Trai
     tmp_path.chmod(0o755)
 
     def submit(
-        options: str, words: str, env: dict[str, str] | None = None, script: str = "exec {run}", train: str = TRAIN
+        options: str,
+        words: str,
+        env: dict[str, str] | None = None,
+        script: str = "exec {run}",
+        train: str = TRAIN,
+        within: str = "",
     ) -> TrainingJob:
-        return TrainingJob(empty_sandbox, tmp_path, options, words, env or {}, script, train)
+        return TrainingJob(empty_sandbox, tmp_path, options, words, env or {}, script, train, within=within)
 
     yield submit
 
@@ -59,19 +64,23 @@ def test_trains_without_a_daemon(start: Callable[..., TrainingJob]) -> None:
 
 
 def test_srun_in_front(start: Callable[..., TrainingJob]) -> None:
-    """Two tasks, on one node or on two, are refused in one sentence before anything starts; one task trains."""
+    """Two tasks, on one node or on two, are refused in one sentence before anything starts; one task trains. The step
+    in which the job was asked for counts for none of them, though a batch script has its variables."""
     lines = (
         "srun -n2 -N1 {run} || echo refused with $?",
         "srun -N2 {run} || echo refused with $?",
+        "run='{run}'; ${{run/--audit/--dry-run --audit}} && echo not refused for $SLURM_STEP_NUM_TASKS of another step",
         "exec srun -N1 -n1 {run}",
     )
-    job = start("-N2 --gres=gpu:1 --ntasks-per-node=2", "train.py 200 1 0", script="\n".join(lines))
+    options = "-N2 --gres=gpu:1 --ntasks-per-node=2"
+    job = start(options, "train.py 200 1 0", script="\n".join(lines), within="-N1 -n3")
     job.ends()
     job.checked(200, 1)
     text = job.text()
     assert text.count("srun has started selastic run 2 times (SLURM_STEP_NUM_TASKS)") == 1, text
     assert text.count("srun has started selastic run 4 times (SLURM_STEP_NUM_TASKS)") == 1, text
     assert text.count("refused with 2\n") == 2 and text.count("generation 1: 2 workers") == 1, text
+    assert "not refused for 3 of another step\n" in text, text
 
 
 def test_grows_by_a_companion_and_shrinks_in_place(start: Callable[..., TrainingJob], tmp_path: Path) -> None:

@@ -30,9 +30,10 @@ class TrainingJob:
         script: str = "exec {run}",
         train: str = TRAIN,
         name: str = "train.py",
+        within: str = "",
     ) -> None:
         """script: what the batch script does; {run} stands for `selastic run` with these words. train: the program in
-        the file `name`."""
+        the file `name`. within: options of an srun of which the second task asks for the job."""
         self.sandbox, self.folder = sandbox, folder
         (folder / name).write_text(train)
         variables = {"PYTHONPATH": str(ROOT / "packaging/namespace"), "OMP_NUM_THREADS": "1", **env}
@@ -40,7 +41,11 @@ class TrainingJob:
         run = f"{sys.executable} -m slurm_elastic.trainer_shim.supervisor.cli --audit audit {words}"
         (folder / "job.sh").write_text(f"#!/bin/bash\n{exports}\n{script.format(run=run)}\n")
         command = ["sbatch", "--parsable", f"--chdir={folder}", "--output=out.txt", "--open-mode=append"]
-        answer = sandbox.run([*command, *options.split(), str(folder / "job.sh")])
+        command += [*options.split(), str(folder / "job.sh")]
+        if within:
+            second = f'[ "$SLURM_PROCID" != 1 ] || exec {shlex.join(command)}'
+            command = ["srun", *within.split(), "bash", "-c", second]
+        answer = sandbox.run(command)
         assert answer.returncode == 0, answer.stderr
         self.id = int(answer.stdout)
 

@@ -1,4 +1,4 @@
-"""How many times a launcher in front of this process (srun, mpirun, torchrun) has started it. Pure.
+"""How many times a launcher in front of this process (srun, mpirun, torchrun) has started it.
 
 Each copy would train everything, so more than one is refused. Limit: a launcher that tells its processes nothing is
 not seen here; under `selastic run` the lease on the job directory (supervisor/lease.py) stops all copies but one.
@@ -6,7 +6,9 @@ not seen here; under `selastic run` the lease on the job directory (supervisor/l
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 LAUNCHERS = (
     # its name, how many copies it has started, which of them this is, what else it sets
@@ -37,13 +39,31 @@ def of_a_task(variable: str) -> bool:
 
 def refusal(env: Mapping[str, str], what: str, instead: str) -> str:
     """Why this process is not to run, with what is accepted; "" if it is the only one. what: was started."""
-    for launcher, size, rank, besides in LAUNCHERS:
-        if launcher == "srun" and "SLURM_PTY_PORT" in env and env.get(rank) == "0":
-            continue  # of `srun --pty bash` on many nodes somebody uses the first
+    first_of_pty = "SLURM_PTY_PORT" in env and env.get("SLURM_PROCID") == "0"  # which somebody uses, on many nodes
+    others = {env.get("SLURM_STEP_NUM_TASKS")} if first_of_pty or _has_left_step(env) else set()
+    for launcher, size, _, besides in LAUNCHERS:
         count = env.get(size, "")
+        if launcher in ("srun", "mpiexec") and count in others:
+            continue
         if count.isdigit() and int(count) > 1 and (not besides or besides in env):
             return f"{launcher} has started {what} {count} times ({size}), and each would train everything; {instead}"
     return ""
+
+
+def _has_left_step(env: Mapping[str, str], proc: Path = Path("/proc")) -> bool:
+    """Whether this is a batch script, or the shell of an salloc, that was asked for within a step: it has that step's
+    variables, and is none of its tasks. The next slurmstepd above says whose they are; unseen: theirs."""
+    pid = os.getpid()
+    try:
+        while pid > 1:
+            title = (proc / str(pid) / "cmdline").read_text(errors="replace").partition("\0")[0]
+            if title.startswith("slurmstepd: ["):
+                job, _, step = title.partition("[")[2].partition("]")[0].partition(".")
+                return step == "batch" or ("SLURM_HET_SIZE" not in env and job != env.get("SLURM_JOB_ID", job))
+            pid = int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError):
+        pass
+    return False
 
 
 def is_first(env: Mapping[str, str]) -> bool:

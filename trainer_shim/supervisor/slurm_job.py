@@ -121,7 +121,7 @@ def component_ids(env: dict[str, str]) -> tuple[int, ...]:
     leader = int(env["SLURM_JOB_ID"])
     size = int(env.get("SLURM_HET_SIZE", "0") or 0)
     ids = [int(env.get(f"SLURM_JOB_ID_HET_GROUP_{index}", leader + index)) for index in range(size)]
-    return tuple(ids) or (leader,)
+    return tuple(ids) if ids and ids[0] == leader else (leader,)  # not those of a job in which this one was asked for
 
 
 def _count(ids: str) -> int:

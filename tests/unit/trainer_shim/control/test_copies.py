@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from slurm_elastic.protocol.errors import TrainingError
@@ -51,6 +54,29 @@ def test_copies_are_refused_and_one_says_so(launcher: str, env: dict[str, str]) 
 def test_who_was_started_once_trains(env: dict[str, str]) -> None:
     """Numbers of tasks that a batch script has, or exports for a loop of torch's kind, are no copies of it."""
     assert copies.refusal(env, "selastic run", "") == ""
+
+
+@pytest.mark.parametrize(
+    ("title", "env", "left"),
+    [
+        ("7.batch", {"SLURM_JOB_ID": "7"}, True),
+        ("6.0", {"SLURM_JOB_ID": "7"}, True),
+        ("7.0", {"SLURM_JOB_ID": "7"}, False),
+        ("8.0", {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2"}, False),
+    ],
+    ids=["batch script", "salloc", "step", "step of a component"],
+)
+def test_a_step_that_asked_for_the_job_is_not_its_own(
+    tmp_path: Path, title: str, env: dict[str, str], left: bool
+) -> None:
+    """Of an sbatch or salloc from within a step the variables stay: whose this process is says Slurm's own above it."""
+    parent = {os.getpid(): 5, 5: 4, 4: 1}
+    for pid, above in parent.items():
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a (b) c) S {above} 1 1")
+        (tmp_path / str(pid) / "cmdline").write_text(f"slurmstepd: [{title}]\0" if pid == 4 else "bash\0job.sh\0")
+    assert copies._has_left_step(env, tmp_path) is left
+    assert not copies._has_left_step(env, tmp_path / "nothing to be seen")
 
 
 def test_a_script_that_was_started_twice_without_a_world_is_refused() -> None:

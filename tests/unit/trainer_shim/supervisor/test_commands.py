@@ -195,6 +195,8 @@ def test_component_ids() -> None:
     """The leader first; a plain job is its own leader."""
     assert component_ids({"SLURM_JOB_ID": "9"}) == (9,)
     assert component_ids({"SLURM_JOB_ID": "9", "SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_1": "10"}) == (9, 10)
+    left = {"SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_0": "4", "SLURM_JOB_ID_HET_GROUP_1": "5"}
+    assert component_ids({"SLURM_JOB_ID": "9", **left}) == (9,), "of the job in which this one was asked for"
 
 
 def test_srun_outlives_its_tasks_and_names_no_gpu_type() -> None:
