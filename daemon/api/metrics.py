@@ -37,7 +37,7 @@ ENDS = ("running", "failed", "withdrawn")
 
 
 class Rounds(Protocol):
-    """How the daemon's rounds go: what of service/rounds.py is shown."""
+    """How the daemon's rounds go: what of rounds/ is shown."""
 
     count: int
     failed: int

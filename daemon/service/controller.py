@@ -40,11 +40,11 @@ from ..planner import fixed_targets
 from ..prediction.sizes import Basis
 from ..reports.answers import Health, ModelsInUse
 from ..reports.record import read
+from ..rounds.held_pieces import held_pieces
+from ..rounds.job_registry import JobRegistry
+from ..rounds.loop import Rounds
 from ..slurm.model import Job
 from ..slurm.snapshot_cache import SnapshotCache
-from .held_pieces import held_pieces
-from .job_registry import JobRegistry
-from .rounds import Rounds
 
 log = logging.getLogger(__name__)
 

@@ -19,12 +19,12 @@ from ..api.slurm_roles import SlurmRoles
 from ..api.waiters import Waiters
 from ..config.settings import Settings
 from ..models.priors import ENDED_EVERY_S
+from ..rounds.job_registry import JobRegistry
+from ..rounds.loop import Rounds
 from ..slurm.model import SlurmClient
 from ..slurm.slurms_clock import SlurmsClock
 from ..slurm.snapshot_cache import Shares, SnapshotCache
 from .controller import DaemonController
-from .job_registry import JobRegistry
-from .rounds import Rounds
 from .scheduler import Scheduler
 from .systemd import stalled
 

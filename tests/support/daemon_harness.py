@@ -17,11 +17,11 @@ from slurm_elastic.daemon.capacity.roster import Known
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds
 from slurm_elastic.daemon.planner.memory import Memory
+from slurm_elastic.daemon.rounds.inputs.job_inputs import JobInputs
+from slurm_elastic.daemon.rounds.inputs.queued_jobs import QueuedJobs
+from slurm_elastic.daemon.rounds.job_registry import JobRegistry
+from slurm_elastic.daemon.rounds.loop import Rounds
 from slurm_elastic.daemon.service.controller import DaemonController
-from slurm_elastic.daemon.service.inputs.job_inputs import JobInputs
-from slurm_elastic.daemon.service.inputs.queued_jobs import QueuedJobs
-from slurm_elastic.daemon.service.job_registry import JobRegistry
-from slurm_elastic.daemon.service.rounds import Rounds
 from slurm_elastic.daemon.slurm.fake import UIDS, Component, FakeSlurm
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache

@@ -11,7 +11,7 @@ from daemon_harness import World
 
 from slurm_elastic.daemon.planner import Inputs, decide
 from slurm_elastic.daemon.planner.memory import Memory
-from slurm_elastic.daemon.service import rounds
+from slurm_elastic.daemon.rounds import loop
 from slurm_elastic.daemon.simulator.elastic import Elastic
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings, prepare
 from slurm_elastic.daemon.simulator.programs import Program
@@ -33,13 +33,13 @@ def world(tmp_path: Path) -> Iterator[World]:
 def seen(world: World, monkeypatch: pytest.MonkeyPatch) -> list[Inputs]:
     """What the daemon's rounds decide on."""
     found: list[Inputs] = []
-    plan_round = rounds.plan_round
+    plan_round = loop.plan_round
 
-    def noted(inputs: Inputs) -> rounds.Plan:
+    def noted(inputs: Inputs) -> loop.Plan:
         found.append(replace(inputs, memory=Memory()))
         return plan_round(inputs)
 
-    monkeypatch.setattr(rounds, "plan_round", noted)
+    monkeypatch.setattr(loop, "plan_round", noted)
     return found
 
 

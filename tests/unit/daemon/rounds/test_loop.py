@@ -456,7 +456,7 @@ def test_health_tells_when_a_round_is_late(world: World, monkeypatch: pytest.Mon
     health = world.controller.health()
     assert (health.status, health.late) == ("ok", False)
     ticks = time.monotonic
-    monkeypatch.setattr("slurm_elastic.daemon.service.rounds.time.monotonic", lambda: ticks() + 3600.0)
+    monkeypatch.setattr("slurm_elastic.daemon.rounds.loop.time.monotonic", lambda: ticks() + 3600.0)
     health = world.controller.health()
     assert (health.status, health.late) == ("late", True)
     world.round()

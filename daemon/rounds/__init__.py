@@ -1,0 +1,1 @@
+"""One round of the daemon after the other, and the record of the jobs that it is about."""
