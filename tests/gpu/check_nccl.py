@@ -24,7 +24,7 @@ from one_rank_worlds import KEY, gate_of
 
 from slurm_elastic.trainer_shim.world import process_group as worlds
 from slurm_elastic.trainer_shim.world.mesh import mesh_of
-from slurm_elastic.trainer_shim.world.stores import InterruptibleStore, SealedStore
+from slurm_elastic.trainer_shim.world.stores import SealedStore
 
 ROUNDS, WARM = 55, 20
 
@@ -136,7 +136,7 @@ def overlapping(check: Check) -> None:
         world = worlds.form(gate_of(number))  # torch does not hold its store
         sum_of(check.device)
         gate = gate_of(number + 100)
-        store = InterruptibleStore(SealedStore(gate.base, KEY, f"{gate.name}/pg"), lambda: False, 20)
+        store = SealedStore(gate.base, KEY, f"{gate.name}/pg", lambda: False, 20)
         kind: Any = dist.ProcessGroupNCCL if check.cuda and not STAND_IN else dist.ProcessGroupGloo
         following = kind(store, 0, 1, datetime.timedelta(seconds=20))
         x = torch.ones(8, device="cpu" if STAND_IN else check.device)

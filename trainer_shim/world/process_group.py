@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from ..control.worker_client import ComingWorld
 from ..control.world_store import KeyStore, RemoteStore, WorldStore
 from . import objects
 from .listeners import deaf_when_made
-from .stores import Forged, InterruptibleStore, SealedStore
+from .stores import Forged, SealedStore
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
 """Bound of a single collective. Rank 0 may evaluate for long in job.once() while the others wait."""
@@ -144,33 +144,25 @@ class Gate:
 
         reached: the address by which this member, on another host, reaches rank 0's host.
         """
-        try:
+        with self._asking():
             if reached:
                 self.store.set("reached", reached)
             self.store.set(self._places[self.coming.rank], "1")
-        except RuntimeError as error:
-            raise self._gone(error) from None
 
     def arrived(self) -> int:
         """How many have checked in. Raises WorldNotFormed when the store is gone."""
-        try:
+        with self._asking():
             return self.store.written(self._places)
-        except RuntimeError as error:
-            raise self._gone(error) from None
 
     def missing(self) -> list[int]:
         """The ranks that have not checked in. Raises WorldNotFormed when the store is gone."""
-        try:
+        with self._asking():
             return [rank for rank, place in enumerate(self._places) if not self.store.check([place])]
-        except RuntimeError as error:
-            raise self._gone(error) from None
 
     def reached(self) -> str:
         """Of a gate that is open: an address by which other hosts reach rank 0's; "" where all are on that one."""
-        try:
+        with self._asking():
             return self.store.get("reached").decode() if self.store.check(["reached"]) else ""
-        except RuntimeError as error:
-            raise self._gone(error) from None
 
     def begun(self) -> bool:
         """Whether anybody has checked in."""
@@ -178,10 +170,8 @@ class Gate:
 
     def announce_switch(self) -> None:
         """A survivor says that the old world has reached its last step: from now on waiting is bounded."""
-        try:
+        with self._asking():
             self.store.set("switching", "1")
-        except RuntimeError as error:
-            raise self._gone(error) from None
 
     def wait_switch(self, give_up: Callable[[], bool]) -> None:
         """A joiner waits for the old world's last step. Only `give_up` bounds it: a step may take its time."""
@@ -206,25 +196,27 @@ class Gate:
             self.store.set("open", "1")
 
     def _wait(self, keys: list[str], seconds: float) -> bool:
-        try:
+        with self._asking(), contextlib.suppress(dist.DistStoreError):
             self.store.wait(keys, datetime.timedelta(seconds=seconds))
             return self.store.written(keys) == len(keys)
-        except dist.DistStoreError:
-            return False
-        except RuntimeError as error:
-            raise self._gone(error) from None
+        return False
 
-    def _gone(self, error: RuntimeError) -> WorldNotFormed:
-        if isinstance(error, Forged):
-            return WorldNotFormed(f"world {self.coming.generation} does not form: {error}")
-        return WorldNotFormed(f"the store of world {self.coming.generation} is gone: {error}")
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Raises WorldNotFormed where the store is gone, or a stranger writes to it."""
+        try:
+            yield
+        except Forged as error:
+            raise WorldNotFormed(f"world {self.coming.generation} does not form: {error}") from None
+        except RuntimeError as error:
+            raise WorldNotFormed(f"the store of world {self.coming.generation} is gone: {error}") from None
 
 
 def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
     """Make the group once the gate is open: on all of its ranks, or else everyone raises WorldNotFormed, and soon when
     give_up says so."""
     coming = gate.coming
-    store = InterruptibleStore(SealedStore(gate.base, coming.key, f"{gate.name}/pg"), give_up, coming.forming_s)
+    store = SealedStore(gate.base, coming.key, f"{gate.name}/pg", give_up, coming.forming_s)
     try:
         # torch puts a count of groups into the store's keys, and sets it back when a group is destroyed: not when one
         # did not form. Where that has happened on some ranks only they would look for each other under two names.

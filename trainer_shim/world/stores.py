@@ -7,7 +7,6 @@ Forged and is not used. Limit: torch's own counters are not sealed.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
 import hmac
@@ -30,11 +29,16 @@ class Forged(RuntimeError):
 
 
 class SealedStore(Store):
-    """Entries of one world, named `world/...` in a store that others can write to."""
+    """Entries of one world, named `world/...` in a store that others can write to. It waits no longer than the world is
+    wanted; torch's own wait for as long as a collective may take."""
 
-    def __init__(self, store: KeyStore, key: str, world: str) -> None:
+    def __init__(
+        self, store: KeyStore, key: str, world: str, give_up: Callable[[], bool] | None = None, least_s: float = 0.0
+    ) -> None:
+        """least_s: how long it waits at least, where less is asked for."""
         super().__init__()
         self._store, self._key, self._world = store, key.encode(), world
+        self._give_up, self._least_s = give_up, least_s
 
     @property
     def timeout(self) -> datetime.timedelta:
@@ -45,6 +49,9 @@ class SealedStore(Store):
         self._store.set(name, self._sealed(name, _bytes(value)))
 
     def get(self, key: str) -> bytes:
+        """What is written there; waits for it where the world may be called off."""
+        if self._give_up is not None:
+            self.wait([key])
         name = self._name(key)
         return self._opened(name, self._store.get(name))
 
@@ -55,9 +62,14 @@ class SealedStore(Store):
         return len([self._opened(name, value) for name, value in there if value is not None])
 
     def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
-        seconds = (timeout if timeout is not None else self._store.timeout).total_seconds()
-        if not self._store.wait([self._name(key) for key in keys], seconds):
-            raise dist.DistStoreError(f"{', '.join(keys[:3])}: not written within {seconds:g} s")
+        asked = timeout if timeout is not None else self._store.timeout
+        seconds, names = max(asked.total_seconds(), self._least_s), [self._name(key) for key in keys]
+        deadline = time.monotonic() + seconds
+        while not self._store.wait(names, seconds if self._give_up is None else LOOK_S):
+            if self._give_up is not None and self._give_up():
+                raise dist.DistStoreError("the world was called off")
+            if time.monotonic() >= deadline:
+                raise dist.DistStoreError(f"{', '.join(keys[:3])}: not written within {seconds:g} s")
 
     def add(self, key: str, value: int) -> int:
         return self._store.add(self._name(key), value)
@@ -79,44 +91,6 @@ class SealedStore(Store):
         if not hmac.compare_digest(entry, self._sealed(name, value)):
             raise Forged(f"the entry {name} of its store is none of this job's: somebody else writes to it")
         return value
-
-
-class InterruptibleStore(Store):
-    """A store that waits no longer than the world is wanted; torch's own wait for as long as a collective may take."""
-
-    def __init__(self, store: Store, give_up: Callable[[], bool], least_s: float = 0.0) -> None:
-        """least_s: how long it waits at least, where less is asked for."""
-        super().__init__()
-        self._store, self._give_up, self._least_s = store, give_up, least_s
-
-    def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
-        asked = timeout if timeout is not None else self._store.timeout  # type: ignore[attr-defined]
-        seconds = max(asked.total_seconds(), self._least_s)
-        deadline = time.monotonic() + seconds
-        while True:
-            with contextlib.suppress(dist.DistStoreError):
-                self._store.wait(keys, datetime.timedelta(seconds=LOOK_S))
-                return
-            if self._give_up():
-                raise dist.DistStoreError("the world was called off")
-            if time.monotonic() >= deadline:
-                raise dist.DistStoreError(f"a member did not take part within {seconds:g} s")
-
-    def get(self, key: str) -> bytes:
-        self.wait([key])
-        return self._store.get(key)
-
-    def set(self, key: str, value: Any) -> None:
-        self._store.set(key, value)
-
-    def add(self, key: str, value: int) -> int:
-        return self._store.add(key, value)
-
-    def check(self, keys: list[str]) -> bool:
-        return self._store.check(keys)
-
-    def delete_key(self, key: str) -> bool:
-        return self._store.delete_key(key)
 
 
 def _bytes(value: Any) -> bytes:

@@ -54,7 +54,7 @@ PHASES = {
     "drop": (process_group, "leave"),
     "dismissed": (rendezvous.Membership, "wait_dismissed"),
     "form": (process_group, "form"),
-    "connect": (process_group.InterruptibleStore, "wait"),
+    "connect": (process_group.SealedStore, "get"),
     "complete": (process_group, "complete"),
     "formed": (switch.WorldSwitch, "connect"),
     "fill": (objects, "send"),

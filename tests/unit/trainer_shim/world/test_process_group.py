@@ -24,29 +24,30 @@ from slurm_elastic.trainer_shim.world.process_group import (
     leave,
 )
 from slurm_elastic.trainer_shim.world.rendezvous import LeftWorld
-from slurm_elastic.trainer_shim.world.stores import InterruptibleStore
+from slurm_elastic.trainer_shim.world.stores import SealedStore
 
 LONG = datetime.timedelta(seconds=60)
 
 
 def test_all_go_on_when_the_last_one_has_made_its_group() -> None:
     """Three ranks: none is done before the third."""
-    store = dist.HashStore()
-    with ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(complete, InterruptibleStore(store, lambda: False), 3, LONG) for _ in range(2)]
+    with stores() as opened, ThreadPoolExecutor(3) as pool:
+        store = SealedStore(opened(), "key", "g1", lambda: False)
+        waiting = [pool.submit(complete, store, 3, LONG) for _ in range(2)]
         while store.add("formed", 0) < 2:
             pass
         assert not any(done.done() for done in waiting)
-        pool.submit(complete, InterruptibleStore(store, lambda: False), 3, LONG).result(60)
+        pool.submit(complete, store, 3, LONG).result(60)
         for done in waiting:
             done.result(60)
 
 
 def test_nobody_uses_a_group_that_one_rank_has_not_made() -> None:
     """Two of three ranks are through when the world is called off: both are told, neither waits for its time."""
-    store, off = dist.HashStore(), threading.Event()
-    with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(complete, InterruptibleStore(store, off.is_set), 3, LONG) for _ in range(2)]
+    off = threading.Event()
+    with stores() as opened, ThreadPoolExecutor(2) as pool:
+        store = SealedStore(opened(), "key", "g1", off.is_set)
+        waiting = [pool.submit(complete, store, 3, LONG) for _ in range(2)]
         while store.add("formed", 0) < 2:
             pass
         off.set()

@@ -17,7 +17,7 @@ from world_stores import Open, stores
 from slurm_elastic.trainer_shim.control.worker_client import ComingWorld
 from slurm_elastic.trainer_shim.control.world_store import KeyStore, RemoteStore
 from slurm_elastic.trainer_shim.world.process_group import Gate
-from slurm_elastic.trainer_shim.world.stores import Forged, InterruptibleStore, SealedStore
+from slurm_elastic.trainer_shim.world.stores import Forged, SealedStore
 
 
 def stranger(port: int, says: bytes) -> bytes:
@@ -159,7 +159,7 @@ def test_a_ranks_address_that_was_changed_under_way_is_not_connected_to(
     off = threading.Event()
 
     def member(name: str, rank: int) -> object:
-        store = InterruptibleStore(SealedStore(server, "key", name), off.is_set)
+        store = SealedStore(server, "key", name, off.is_set)
         return dist.ProcessGroupGloo(store, rank, 2, datetime.timedelta(seconds=60)), store
 
     with ThreadPoolExecutor(2) as pool:
