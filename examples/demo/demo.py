@@ -31,10 +31,9 @@ from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import ElasticError
 from slurm_elastic.protocol.event_kind import EventKind
-from slurm_elastic.trainer_shim.training import audit
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parents[1] / "tests" / "support"))  # where the sandbox of several hosts lies
+sys.path.append(str(HERE.parents[1] / "tests" / "support"))  # the check of what was trained, and several hosts
 BIN = Path(sys.executable).parent
 COUNTED = (
     *(EventKind.RESIZE_GRANTED, EventKind.RESIZE_RUNNING, EventKind.RESIZE_WITHDRAWN, EventKind.RESIZE_FAILED),
@@ -320,7 +319,7 @@ def reports(demo: Demo) -> None:
     demo.selastic("explain", str(demo.jobs[0].job_id))
 
 
-def sentence(result: audit.AuditResult, job: Elastic) -> str:
+def sentence(result: Any, job: Elastic) -> str:
     """What the record of one training says."""
     if result.ok:
         return (
@@ -346,13 +345,15 @@ def final_state(demo: Demo, job: Elastic) -> str:
 
 def check(demo: Demo) -> list[str]:
     """What does not hold, one sentence each; from what the workers, Slurm and the accounting recorded."""
+    import audited
+
     wrong = []
     print("\ncheck, from what was recorded:")
     for job in demo.jobs:
         record = demo.dir / f"audit.{job.job_id}"
-        result = audit.check(record, job.samples, job.epochs)
+        result = audited.check(record, job.samples, job.epochs)
         if result.epochs_seen > job.epochs:  # it was held
-            result = audit.check(record, job.samples, result.epochs_seen)
+            result = audited.check(record, job.samples, result.epochs_seen)
         print(f"  {job.name} ({job.job_id}): {sentence(result, job)}")
         if not result.ok:
             wrong.append(f"{job.name} ({job.job_id}): {sentence(result, job)}")

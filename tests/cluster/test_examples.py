@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import audited
 import pytest
 from example_jobs import completes, story, submit
 from fake_daemon import FakeDaemon
@@ -17,7 +18,6 @@ from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.protocol.messages import Shape
-from slurm_elastic.trainer_shim.training import audit
 
 ROOT = Path(__file__).parents[2]
 RESIZED = ("ddp", "fsdp", "tensor_parallel", "lightning", "transformers")
@@ -67,7 +67,7 @@ def test_an_example_is_resized(empty_sandbox: Sandbox, tmp_path: Path, name: str
         assert daemon.wait_phase(2, "running", 60).pieces == (base,)
         (tmp_path / "go").touch()
         completes(empty_sandbox, job, tmp_path)
-    found = audit.check(tmp_path / "audit", samples=2053, epochs=2)
+    found = audited.check(tmp_path / "audit", samples=2053, epochs=2)
     assert found.ok and found.worlds == 3 and found.restarts == 0, (found, story(tmp_path))
 
 
@@ -92,7 +92,7 @@ def test_a_loop_of_its_own_is_resized_and_killed(empty_sandbox: Sandbox, tmp_pat
         daemon.wait_phase(4, "running", 120)
         (tmp_path / "go").touch()
         completes(empty_sandbox, job, tmp_path)
-    found = audit.check(tmp_path / "audit", samples=8, epochs=60)
+    found = audited.check(tmp_path / "audit", samples=8, epochs=60)
     assert found.ok and found.restarts == 1 and found.worlds >= 5, (found, story(tmp_path))
     alone = evaluations(run_alone("iterations", *size, "--out", tmp_path / "alone"))
     ours = evaluations((tmp_path / "out.txt").read_text())
@@ -136,7 +136,7 @@ def test_loops_of_other_kinds_are_resized_and_killed(empty_sandbox: Sandbox, tmp
         for name, folder in folders.items():
             completes(empty_sandbox, jobs[name], folder)
     for name, (words, numbers, samples, passes, tolerance) in LOOPS.items():
-        found = audit.check(folders[name] / "audit", samples, passes)
+        found = audited.check(folders[name] / "audit", samples, passes)
         assert found.ok and found.restarts == 1 and found.worlds >= 4, (name, found, story(folders[name]))
         alone = evaluations(run_alone(name, *words.split()))
         ours = evaluations((folders[name] / "out.txt").read_text())

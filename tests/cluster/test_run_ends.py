@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import audited
 import pytest
 from small_training import TRAIN
 from waiting import wait_until
@@ -78,7 +79,7 @@ def test_every_way_to_end(empty_sandbox: Sandbox, submit: Submit, tmp_path: Path
     assert field(failing, "ExitCode") == "7:0"
     for task in (1, 2):
         assert over(f"{array}_{task}") == "COMPLETED", text()
-        assert audit.check(tmp_path / f"array/audit.{task}", samples=200, epochs=1).ok
+        assert audited.check(tmp_path / f"array/audit.{task}", samples=200, epochs=1).ok
     assert len(list((tmp_path / "array/.selastic").glob("*/run.json"))) == 2
 
     wait_until(lambda: "generation 1: 1 workers" in text() and field(cancelled, "JobState") == "RUNNING", 90, text)

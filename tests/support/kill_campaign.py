@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import audited
 import kill_targets
 from kill_actions import HEALED_FIRST, SETTLE_S, Kills
 from kill_ground import NETWORK, Ground
 from live_daemon import ROOT, Selasticd
 from waiting import wait_until
-
-from slurm_elastic.trainer_shim.training import audit
 
 SAMPLES = 9000
 REQUEST = "elastic:gpus=1-4,batch=16-64"
@@ -248,7 +247,7 @@ class Campaign:
             assert state == "COMPLETED" or self.ended_after_its_grace(job.job_id, state), (
                 f"job {job.job_id} ended as {state}\n{self.story()}"
             )
-            result = audit.check(job.folder / "audit", SAMPLES, 1)
+            result = audited.check(job.folder / "audit", SAMPLES, 1)
             assert result.ok, f"job {job.job_id}: {result}\n{self.story()}"
             self.jobs.remove(job)
             self.counts.jobs += 1

@@ -7,12 +7,12 @@ import shlex
 import sys
 from pathlib import Path
 
+import audited
 from local_run import keeps_logs
 from small_training import TRAIN
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
-from slurm_elastic.trainer_shim.training import audit
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,7 +85,7 @@ class TrainingJob:
         ]
 
     def checked(self, samples: int, epochs: int) -> None:
-        result = audit.check(self.folder / "audit", samples, epochs)
+        result = audited.check(self.folder / "audit", samples, epochs)
         assert result.ok, result
 
     def worker_pids(self, slurm_job_id: int) -> list[int]:

@@ -26,6 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import audited
 from fake_daemon import FakeDaemon
 from local_run import Run, workers_of
 from waiting import wait_until
@@ -177,11 +178,11 @@ class Soak:
     def _story(self) -> str:
         return f"{self.told}\n{self.process.text()[-6000:]}\n{self.daemon.told()[-12:]}"
 
-    def proof(self) -> audit.AuditResult:
+    def proof(self) -> audited.AuditResult:
         """Check the record of samples, and the parameters against a replay of it. AssertionError names what is off."""
         lines = list(audit.read(self.folder / "audit"))
         epochs = 1 + max(int(entry["epoch"]) for entry in lines if "epoch" in entry)
-        result = audit.check(self.folder / "audit", SAMPLES, epochs)
+        result = audited.check(self.folder / "audit", SAMPLES, epochs)
         assert result.ok, result
         off = replay(audit.effective(lines), torch.load(self.folder / "final.pt"))
         assert off < 1e-12, f"parameters differ from the replay's by {off}"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import audited
 import pytest
 import torch
 from waiting import run, wait_until
@@ -83,7 +84,7 @@ def test_a_resized_training_equals_an_unresized_one(
     control.start("a")
     pauses = [control.resize(*names)["pause_s"] for names in ("abc", "bc", "cde", "e")]
     assert control.exits(*"abcde") == [0] * 5, control.story()
-    assert audit.check(control.audit, samples=403, epochs=3).ok, control.story()
+    assert audited.check(control.audit, samples=403, epochs=3).ok, control.story()
     compare(torch.load(tmp_path / "final.pt", weights_only=False), alone(framework), ROUNDING[framework])
     assert max(pauses) < 5
 
@@ -119,7 +120,7 @@ def test_a_sharded_training_resized_and_killed(
     control.exits("b", "d", hold=True)
     control.start("e", "f", "g", source="checkpoint")
     assert control.exits(*"efg") == [0, 0, 0], control.story()
-    assert audit.check(control.audit, samples=403, epochs=3).ok, control.story()
+    assert audited.check(control.audit, samples=403, epochs=3).ok, control.story()
     compare(torch.load(tmp_path / "final.pt", weights_only=False), alone(framework), ROUNDING[framework])
 
 
@@ -174,14 +175,14 @@ def test_a_killed_training_goes_on_from_its_checkpoint(
     control.exits("a", "b")
     control.start("c", "d", "e", source="checkpoint")
     assert control.exits(*"cde") == [0, 0, 0], control.story()
-    found = audit.check(control.audit, samples=403, epochs=3)
+    found = audited.check(control.audit, samples=403, epochs=3)
     assert found.ok and found.restarts == 1, (found, control.story())
     compare(torch.load(tmp_path / "final.pt", weights_only=False), alone(framework), ROUNDING[framework])
     control.spawn("f")
     control.ready("f")
     control.world("f", source="checkpoint")
     assert control.exits("f") == [0], control.story()
-    assert audit.check(control.audit, samples=403, epochs=3).steps == found.steps
+    assert audited.check(control.audit, samples=403, epochs=3).steps == found.steps
 
 
 def test_a_script_of_diffusers_with_three_lines_changed(zygote: Zygote, start: Start, tmp_path: Path) -> None:
@@ -204,7 +205,7 @@ def test_a_script_of_diffusers_with_three_lines_changed(zygote: Zygote, start: S
     control.ready("c", "d")
     control.running(control.world("c", "d", source="checkpoint"))
     assert control.exits("c", "d") == [0, 0], control.story()
-    found = audit.check(control.audit, samples=403, epochs=3)
+    found = audited.check(control.audit, samples=403, epochs=3)
     assert found.ok and found.restarts == 1, (found, control.story())
     disturbed = result(tmp_path)
     assert difference(disturbed, undisturbed) < 1e-12
@@ -228,7 +229,7 @@ def test_the_same_script_under_torchrun(
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SELASTIC_AUDIT": str(tmp_path / "audit")}
         zygote.spawn(name, SCRIPTS[framework], ["--pace", "0", str(tmp_path)], env, tmp_path / "log")
     assert [zygote.wait(name, 120) for name in names] == [0, 0, 0], (tmp_path / "log").read_text()
-    assert audit.check(tmp_path / "audit", samples=403, epochs=3).ok
+    assert audited.check(tmp_path / "audit", samples=403, epochs=3).ok
     # The Trainer shares out its evaluation here, and fills up the last batches: its mean is a little off.
     found = {**torch.load(tmp_path / "final.pt", weights_only=False), "val_loss": alone(framework)["val_loss"]}
     compare(found, alone(framework), ROUNDING[framework])
@@ -243,7 +244,7 @@ def test_the_rate_follows_the_batch(start: Start, framework: str) -> None:
     control.rebatch(80)
     control.resize("a", "b", batch=60)
     assert control.exits("a", "b") == [0, 0], control.story()
-    found = audit.check(control.audit, samples=403, epochs=3)
+    found = audited.check(control.audit, samples=403, epochs=3)
     assert found.ok and found.steps < 63
     log = (control.directory / "a.log").read_text()
     assert "batch 20 -> 80 on 2 GPUs" in log and "batch 80 -> 60 on 2 GPUs" in log and "(sqrt)" in log

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import audited
 import pytest
 import torch
 from worker_harness import SCRIPT, Control, Start, Zygote, alone, difference, result
 
 from slurm_elastic.trainer_shim.control.worker_client import EXIT_LOST
-from slurm_elastic.trainer_shim.training import audit
 from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS
 
 cuts = pytest.mark.skipif(not CUTS_ON_CPUS, reason="this torch's fully_shard needs GPUs")
@@ -73,7 +73,7 @@ def test_resized_iterations_equal_undisturbed_ones(
     control.rebatch(99)
     control.resize("e")
     assert control.exits(*"abcde") == [0] * 5, control.story()
-    found = audit.check(control.audit, samples=7, epochs=60)
+    found = audited.check(control.audit, samples=7, epochs=60)
     assert found.ok and found.worlds == 6, (found, control.story())
     assert "a loop of the script's own keeps its batch" in control.story()
     ours, theirs = result(tmp_path), undisturbed(zygote, tmp_path, *end)
@@ -102,7 +102,7 @@ def test_killed_and_started_again_from_a_checkpoint(zygote: Zygote, begin: Start
     control.resize("e")
     assert control.exits("d", "e") == [0, 0], control.story()
     assert f"at step {saved['step']}," in (tmp_path / "d.log").read_text()
-    found = audit.check(control.audit, samples=7, epochs=60)
+    found = audited.check(control.audit, samples=7, epochs=60)
     assert found.ok and found.restarts == 1, (found, control.story())
     ours, theirs = result(tmp_path), undisturbed(zygote, tmp_path)
     assert difference(ours, theirs) < 1e-12
@@ -124,7 +124,7 @@ def test_sharded_iterations_in_mixed_precision(zygote: Zygote, begin: Start, tmp
     for names in ("abcd", "bcd", "cd"):
         control.resize(*names)
     assert control.exits(*"abcd") == [0] * 4, control.story()
-    found = audit.check(control.audit, samples=7, epochs=60)
+    found = audited.check(control.audit, samples=7, epochs=60)
     assert found.ok and found.worlds == 4, (found, control.story())
     ours, theirs = result(tmp_path), undisturbed(zygote, tmp_path, "--sharded")
     assert {value.dtype for value in ours["model"].values()} == {torch.float64}
@@ -154,7 +154,7 @@ def test_sharded_iterations_resized_and_killed(zygote: Zygote, begin: Start, tmp
     control.members = []
     control.start("g", "h", source="checkpoint")
     assert control.exits("g", "h") == [0, 0], control.story()
-    found = audit.check(control.audit, samples=7, epochs=60)
+    found = audited.check(control.audit, samples=7, epochs=60)
     assert found.ok and found.restarts == 1, (found, control.story())
     ours, theirs = result(tmp_path), undisturbed(zygote, tmp_path, "--sharded")
     assert difference(ours, theirs) < 1e-12
@@ -178,7 +178,7 @@ def test_a_rank_that_dies_in_the_scripts_backward(zygote: Zygote, begin: Start, 
     control.start("d", "e", source="fresh")
     assert control.exits("d", "e") == [0, 0], control.story()
     assert difference(result(tmp_path), undisturbed(zygote, tmp_path)) < 1e-12
-    assert audit.check(control.audit, samples=7, epochs=60).ok
+    assert audited.check(control.audit, samples=7, epochs=60).ok
 
 
 def test_totals_that_differ_are_told(zygote: Zygote, begin: Start, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_several_models_and_backward_passes_resized(
     for names in ("abc", "abcd", "bd"):
         control.resize(*names)
     assert control.exits(*"abcd") == [0] * 4, control.story()
-    found = audit.check(control.audit, samples=20, epochs=40)
+    found = audited.check(control.audit, samples=20, epochs=40)
     assert found.ok and found.worlds == 4, (found, control.story())
     ours, theirs = result(tmp_path), alone(zygote, tmp_path, script=GAN)
     assert difference(ours, theirs) < 1e-11
@@ -232,7 +232,7 @@ def test_more_ranks_than_parts(zygote: Zygote, begin: Start, tmp_path: Path) -> 
     assert control.exits(*"abc") == [0] * 3, control.story()
     ours, theirs = result(tmp_path), alone(zygote, tmp_path, "--batch", "2", "--iterations", "6", script=GAN)
     assert difference(ours, theirs) < 1e-12
-    assert audit.check(control.audit, samples=4, epochs=6).ok
+    assert audited.check(control.audit, samples=4, epochs=6).ok
 
 
 def test_epochs_with_steps_of_the_scripts_own(zygote: Zygote, begin: Start, tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_epochs_with_steps_of_the_scripts_own(zygote: Zygote, begin: Start, tmp_
     control.start("d", source="checkpoint")
     control.resize("d", "e", "f")
     assert control.exits("d", "e", "f") == [0] * 3, control.story()
-    found = audit.check(control.audit, samples=203, epochs=3)
+    found = audited.check(control.audit, samples=203, epochs=3)
     assert found.ok and found.restarts == 1 and found.steps == 33, (found, control.story())
     ours, theirs = result(tmp_path), alone(zygote, tmp_path, script=EPOCHS)
     assert difference(ours, theirs) < 1e-12

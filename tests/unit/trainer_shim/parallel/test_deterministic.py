@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import audited
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +17,6 @@ from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.trainer_shim.data.sampling import Slicing, positions_of
 from slurm_elastic.trainer_shim.numerics.batch import slice_of
 from slurm_elastic.trainer_shim.numerics.fixed_order import Node, nodes_of, put, total
-from slurm_elastic.trainer_shim.training import audit
 
 SCRIPT = (
     "--dtype",
@@ -90,7 +90,7 @@ def test_any_number_of_ranks_gives_the_same_bits(zygote: Zygote, start: Start, t
     for names in ("abc", "bd", "d"):
         control.resize(*names)
     assert control.exits(*"abcd") == [0] * 4, control.story()
-    assert audit.check(control.audit, samples=403, epochs=4).ok
+    assert audited.check(control.audit, samples=403, epochs=4).ok
     assert all(torch.equal(value, expected[key]) for key, value in result(tmp_path)["model"].items())
 
 

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import audited
 import pytest
 from broken_disk import BrokenDisk
 from fake_daemon import FakeDaemon
@@ -18,7 +19,6 @@ from waiting import wait_until
 
 from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.trainer_shim.supervisor.state_machine.job_end import UNSAVED_CODE
-from slurm_elastic.trainer_shim.training import audit
 
 TALKING = TRAIN.replace(
     "        time.sleep(", "        print('step', job.global_step, flush=True)\n        time.sleep("
@@ -42,7 +42,7 @@ def test_output_that_cannot_be_written_ends_nothing(start: Callable[..., Run], t
         (tmp_path / "go").touch()
         assert run.wait() == 0, run.text()
         assert "trained 1600 samples" in run.text()
-    assert audit.check(tmp_path / "audit", 1600, 1).ok
+    assert audited.check(tmp_path / "audit", 1600, 1).ok
 
 
 def test_a_job_directory_that_takes_no_new_file_stops_no_resize(start: Callable[..., Run], tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_job_directory_that_takes_no_new_file_stops_no_resize(start: Callable[
         (tmp_path / "go").touch()
         assert run.wait() == 0, run.text()
         assert "starting again" not in run.text()
-    assert audit.check(tmp_path / "audit", 3200, 1).ok
+    assert audited.check(tmp_path / "audit", 3200, 1).ok
 
 
 def test_a_disk_that_does_not_answer_holds_up_no_resize(start: Callable[..., Run], tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_no_success(start: Callable[
         again = start(*words)
         assert again.wait() == 0, again.text()
         assert f"at step {step}" in again.text()
-    assert audit.check(tmp_path / "audit", 3200, 1).ok
+    assert audited.check(tmp_path / "audit", 3200, 1).ok
 
 
 @pytest.mark.parametrize("number", [errno.EDQUOT, errno.ESTALE], ids=errno.errorcode.get)
@@ -138,7 +138,7 @@ def test_a_quota_or_a_stale_handle_costs_checkpoints_and_lines_and_nothing_else(
         logs = "".join(path.read_text() for path in run.job_dir.glob("logs/*.log"))
         assert f"could not be written here ({os.strerror(number)})" in logs
         assert not list(run.job_dir.glob("checkpoints/.step-*"))
-    assert audit.check(tmp_path / "audit", 6400, 1).ok
+    assert audited.check(tmp_path / "audit", 6400, 1).ok
 
 
 def newest(run: Run) -> int:

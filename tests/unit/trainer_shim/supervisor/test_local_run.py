@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import audited
 import pytest
 from fake_daemon import FakeDaemon
 from free_ports import free_port
@@ -25,7 +26,7 @@ def test_trains_and_ends_with_zero(start: Callable[..., Run], tmp_path: Path) ->
     (tmp_path / "train.py").write_text(TRAIN + "print('rank', job.rank, 'is over')\n")
     run = start("--nproc", "2", "--no-daemon", "--audit", str(tmp_path / "audit"), "train.py", "100", "2", "0")
     assert run.wait() == 0, run.text()
-    result = audit.check(tmp_path / "audit", 100, 2)
+    result = audited.check(tmp_path / "audit", 100, 2)
     assert result.ok, result
     assert run.text().count("trained 200 samples") == 1
     logs = [path.read_text() for path in sorted((run.job_dir / "logs").glob("0.*.log"))]
@@ -58,7 +59,7 @@ def test_grows_shrinks_and_changes_its_batch(start: Callable[..., Run], tmp_path
         assert daemon.phases[-1].samples == 8000
         assert {report.gpus for report in daemon.reports} <= {2, 3}
         assert daemon.reports
-    result = audit.check(tmp_path / "audit", 4000, 2)
+    result = audited.check(tmp_path / "audit", 4000, 2)
     assert result.ok, result
     assert "restart" not in run.text()
     assert "starting again" not in run.text()
@@ -103,7 +104,7 @@ def test_killed_worker_restarts_from_checkpoint(start: Callable[..., Run], tmp_p
     run.says("was killed by signal 9; starting again from the checkpoint")
     (tmp_path / "go").touch()
     assert run.wait() == 0, run.text()
-    result = audit.check(tmp_path / "audit", 2000, 2)
+    result = audited.check(tmp_path / "audit", 2000, 2)
     assert result.ok, result
 
 
@@ -118,7 +119,7 @@ def test_killed_agent_is_replaced(start: Callable[..., Run], tmp_path: Path) -> 
     wait_until(lambda: not Path(f"/proc/{worker}").exists(), 60, "the old worker's end")
     (tmp_path / "go").touch()
     assert run.wait() == 0, run.text()
-    assert audit.check(tmp_path / "audit", 1000, 1).ok
+    assert audited.check(tmp_path / "audit", 1000, 1).ok
 
 
 def test_a_process_group_of_the_scripts_own_is_told(start: Callable[..., Run], tmp_path: Path) -> None:
@@ -193,7 +194,7 @@ def test_an_error_in_a_loop_of_its_own_is_a_restart(start: Callable[..., Run], t
     run = start("--nproc", "2", "--no-daemon", "--audit", str(tmp_path / "audit"), "train.py")
     assert run.wait() == 0, run.text()
     assert (tmp_path / "failed").exists()
-    result = audit.check(tmp_path / "audit", 4, 20)
+    result = audited.check(tmp_path / "audit", 4, 20)
     assert result.ok and result.restarts == 1, (result, run.text())
 
 
@@ -221,7 +222,7 @@ def test_sigterm_checkpoints_and_the_next_run_goes_on(start: Callable[..., Run],
     again = start(*words)
     assert again.wait() == 0, again.text()
     assert "generation 2: 2 workers" in again.text()
-    result = audit.check(tmp_path / "audit", 2000, 1)
+    result = audited.check(tmp_path / "audit", 2000, 1)
     assert result.ok, result
 
 
@@ -239,7 +240,7 @@ def test_a_supervisor_that_is_killed_loses_no_step(start: Callable[..., Run], tm
     (tmp_path / "go").touch()
     again = start(*words)
     assert again.wait() == 0, again.text()
-    result = audit.check(tmp_path / "audit", 2000, 1)
+    result = audited.check(tmp_path / "audit", 2000, 1)
     assert result.ok, result
 
 
@@ -255,7 +256,7 @@ def test_a_supervisor_that_is_killed_is_started_again(start: Callable[..., Run],
     lines = [row for row in audit.read(tmp_path / "audit") if "indices" in row]
     steps = {number: [row["step"] for row in lines if row["generation"] == number] for number in (1, 2)}
     assert min(steps[2]) == max(steps[1]) + 1, run.text()
-    result = audit.check(tmp_path / "audit", 2000, 1)
+    result = audited.check(tmp_path / "audit", 2000, 1)
     assert result.ok, result
 
 
@@ -372,7 +373,7 @@ def test_an_edit_while_it_runs_makes_no_second_program(start: Callable[..., Run]
     (tmp_path / "go").touch()
     assert run.wait() == 0, run.text()
     assert "this is the first" in run.text() and "train.py was edited since this job began" in run.text()
-    assert audit.check(tmp_path / "audit", 2000, 1).ok
+    assert audited.check(tmp_path / "audit", 2000, 1).ok
     (tmp_path / "beside.py").write_text("NAME = 'the second'\n")
     (tmp_path / "train.py").write_text("import beside\nprint('this is', beside.NAME)\n")
     again = start(*words, "train.py", "2000", "1", "0.02")

@@ -8,13 +8,13 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import audited
 from fake_daemon import FakeDaemon
 from local_run import Run
 from next_build import next_build
 from waiting import wait_until
 
 from slurm_elastic.protocol.messages import Shape
-from slurm_elastic.trainer_shim.training import audit
 
 ROOT = Path(__file__).parents[4]
 
@@ -44,5 +44,5 @@ def test_a_joiner_of_the_new_build_is_refused_until_the_job_is_of_it_too(
         daemon.wait_phase(2, "running")
         (tmp_path / "go").touch()
         assert run.wait() == 0, run.text()
-    result = audit.check(tmp_path / "audit", 4000, 1)
+    result = audited.check(tmp_path / "audit", 4000, 1)
     assert result.ok, result

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audited import check
 
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.trainer_shim.training import audit
-from slurm_elastic.trainer_shim.training.audit import Recorder, check, read
+from slurm_elastic.trainer_shim.training.audit import Recorder, read
 
 Lines = dict[str, list[dict[str, Any]]]
 
