@@ -1,4 +1,4 @@
-"""What can be done about a job: plain frozen values. Mechanisms make them; the executor carries them out.
+"""What can be done about a job, a node or the queue: plain frozen values. The executor carries them out.
 
 Promise: each says what it asks of Slurm, in a call and in words, and what follows when Slurm refuses it.
 Limit: none remembers; that the same is not asked too often is the executor's.
@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from slurm_elastic.protocol.errors import SlurmRefused
 from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.messages import Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.requeue_placement import reservation_of
-from ..slurm.model import Size
+from ..slurm.model import Job, Size
+from .subject import Subject
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +46,14 @@ class SlurmWrites(Protocol):
 
 @dataclass(frozen=True)
 class Act(ABC):
-    """Something that Slurm is asked for, about one Slurm job."""
+    """Something that Slurm is asked for. Its fields are the detail of its event."""
 
     kind: ClassVar[EventKind]
 
-    job_id: int
-    slurm_job_id: int
+    @property
+    @abstractmethod
+    def subject(self) -> Subject:
+        """What it is about: whose event it is, and what rests when Slurm refuses it."""
 
     @abstractmethod
     def ask(self, client: SlurmWrites) -> None:
@@ -60,7 +65,11 @@ class Act(ABC):
 
     def question(self) -> tuple[object, ...]:
         """Two actions for which this is equal are one question to Slurm."""
-        return (type(self), self.slurm_job_id)
+        return (type(self), self.subject)
+
+    def owner(self, jobs: Mapping[int, Job]) -> Job | None:
+        """The Slurm job, among these, whose user, account and partition a refusal concerns; None: nobody's."""
+        return None
 
     def if_refused(self, error: str) -> tuple[Action, ...]:
         """What to do when Slurm refuses it."""
@@ -68,7 +77,25 @@ class Act(ABC):
 
 
 @dataclass(frozen=True)
-class Shrink(Act):
+class JobAct(Act):
+    """Something that Slurm is asked for about one Slurm job of an elastic job."""
+
+    job_id: int
+    slurm_job_id: int
+
+    @property
+    def subject(self) -> Subject:
+        return Subject.job(self.job_id)
+
+    def question(self) -> tuple[object, ...]:
+        return (type(self), self.slurm_job_id)
+
+    def owner(self, jobs: Mapping[int, Job]) -> Job | None:
+        return jobs.get(self.slurm_job_id) or jobs.get(self.job_id)
+
+
+@dataclass(frozen=True)
+class Shrink(JobAct):
     """Take a Slurm job down to these nodes, in place."""
 
     kind = EventKind.SHRINK
@@ -86,7 +113,7 @@ class Shrink(Act):
 
 
 @dataclass(frozen=True)
-class Cancel(Act):
+class Cancel(JobAct):
     """End a companion or a component."""
 
     kind = EventKind.CANCEL
@@ -100,7 +127,7 @@ class Cancel(Act):
 
 
 @dataclass(frozen=True)
-class Free(Act):
+class Free(JobAct):
     """End the reservation that kept nodes for a job."""
 
     kind = EventKind.FREE
@@ -116,7 +143,7 @@ class Free(Act):
 
 
 @dataclass(frozen=True)
-class _OfResize(Act):
+class _OfResize(JobAct):
     """A step of a resize that fails when Slurm refuses it."""
 
     resize: int
@@ -174,6 +201,17 @@ class Resume(_OfResize):
 
 
 @dataclass(frozen=True, slots=True)
+class Begin:
+    """Begin a resize: it is on the disk before its supervisor can see it. The id in it is not looked at."""
+
+    resize: Resize
+
+    @property
+    def job_id(self) -> int:
+        return self.resize.job_id
+
+
+@dataclass(frozen=True, slots=True)
 class Advance:
     """Write down how far a resize that the daemon itself carries out has come, before what follows is done."""
 
@@ -193,4 +231,4 @@ class Close:
     detail: str
 
 
-Action = Act | Advance | Close
+Action = Act | Begin | Advance | Close

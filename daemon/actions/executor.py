@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
-from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable
+from slurm_elastic.db.rows import ResizeRow
+from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable, StoreError
 from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.messages import Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..slurm.commands import says_ended
 from ..slurm.model import Job
-from .action import Act, Action, Close, SlurmWrites
-from .refusals import ALL, Refusals, Submitted
+from .action import Act, Action, Advance, Begin, Close, SlurmWrites
+from .refusals import ALL, Concerned, Refusals
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +42,11 @@ _NO_RESIZES: Mapping[int, int] = MappingProxyType({})
 class Records(Protocol):
     """What it needs of the store."""
 
-    def add_event(self, job_id: int, kind: EventKind, who: str, detail: dict[str, object], at: float) -> object: ...
+    def add_event(self, job_id: int, kind: EventKind, who: str, detail: dict[str, Any], at: float) -> object: ...
+
+    def add_events(self, details: Mapping[int, dict[str, Any]], kind: EventKind, who: str, at: float) -> object: ...
+
+    def begin_resizes(self, resizes: Sequence[Resize], at: float) -> tuple[Sequence[ResizeRow], Mapping[int, str]]: ...
 
     def advance_resize(
         self, resize_id: int, state: ResizeState, detail: str = "", at: float | None = None
@@ -76,6 +83,7 @@ class Executor:
         self._refused: dict[tuple[object, ...], _Refusal] = {}
         self._taken: dict[tuple[object, ...], tuple[float, float]] = {}
         """What Slurm took: until when it is not asked again, and how long that was."""
+        self._not_begun: Mapping[int, str] = {}
 
     def begin_round(self) -> None:
         """Slurm may be asked again, for a while and so many times."""
@@ -95,16 +103,20 @@ class Executor:
         act: bool,
         jobs: Mapping[int, Job] = _NO_JOBS,
         resizes: Mapping[int, int] = _NO_RESIZES,
-    ) -> int:
-        """Carry the actions out; how many changed something. Without `act` resizes are closed, Slurm is left alone.
+    ) -> list[Action]:
+        """Carry the actions out; those that changed something. Without `act` resizes are closed, Slurm is left alone.
 
         `jobs`: Slurm's, by id, which say whom a refusal concerns. `resizes`: the open resize's number by job id, for
-        the log.
+        the log. All resizes that begin one after the other are on the disk before a supervisor can see one.
         """
-        done = 0
-        for action in actions:
-            if isinstance(action, Close) or (act and self._may_ask()):
-                done += self._do(action, jobs, resizes)
+        done: list[Action] = []
+        for begins, group in groupby(actions, lambda action: isinstance(action, Begin)):
+            if begins:
+                done += self._begin([action for action in group if isinstance(action, Begin)], act)
+                continue
+            for action in group:
+                if (isinstance(action, Close) or (act and self._may_ask())) and self._do(action, jobs, resizes):
+                    done.append(action)
         return done
 
     def _may_ask(self) -> bool:
@@ -116,7 +128,7 @@ class Executor:
             return self._ask(action, jobs, resizes)
         if isinstance(action, Close):
             self._close(action)
-        else:
+        elif isinstance(action, Advance):
             self.store.advance_resize(action.resize, action.state, at=self.clock())
         return True
 
@@ -130,31 +142,62 @@ class Executor:
             extra={"JOB": action.job_id, "RESIZE": action.resize},
         )  # fmt: skip
 
+    def _begin(self, begins: Sequence[Begin], act: bool) -> list[Action]:
+        """Begin resizes; those that have begun."""
+        if not act or self.tripped:
+            return []
+        now = self.clock()
+        try:
+            rows, refused = self.store.begin_resizes([one.resize for one in begins], now)
+        except StoreError as error:
+            log.warning("no resize begins: %s", error)
+            return []
+        begun = {row.job_id: row for row in rows}
+        details: dict[int, dict[str, Any]] = {
+            job_id: {"resize": row.id, "gpus": row.gpus, "batch": row.batch, "reason": row.reason}
+            for job_id, row in begun.items()
+        }
+        self.store.add_events(details, EventKind.RESIZE_ISSUED, "selasticd", now)
+        for job_id, row in begun.items():
+            about = {"JOB": job_id, "RESIZE": row.id}
+            log.info("job %d: resize %d to %d GPUs begins", job_id, row.id, row.gpus, extra=about)
+        self._note_not_begun(refused, now)
+        return [one for one in begins if one.job_id in begun]
+
+    def _note_not_begun(self, refused: Mapping[int, str], now: float) -> None:
+        """Say why resizes have not begun: once of each job, as long as it is the same in every round."""
+        fresh = {job_id: {"detail": why} for job_id, why in refused.items() if self._not_begun.get(job_id) != why}
+        self._not_begun = refused
+        for job_id, detail in fresh.items():
+            log.warning("job %d: no resize begins: %s", job_id, detail["detail"], extra={"JOB": job_id})
+        self.store.add_events(fresh, EventKind.NOT_BEGUN, "selasticd", now)
+
     def _ask(self, action: Act, jobs: Mapping[int, Job], resizes: Mapping[int, int]) -> bool:
-        key, now, whose = action.question(), self.clock(), _whose(action, jobs)
+        key, now, subject = action.question(), self.clock(), action.subject
+        concerned = Concerned.of(subject, action.owner(jobs))
         before = self._refused.get(key)
         until, waited = self._taken.get(key, (0.0, 0.0))
         if now < until or (before is not None and now < before.until):
             return False
-        if self.refusals.wide(action.kind, whose, now) is not None:
+        if self.refusals.wide(action.kind, concerned, now) is not None:
             return False
         self._asks_left -= 1
-        self.store.add_event(action.job_id, action.kind, "selasticd", asdict(action), now)
-        about = {"JOB": action.job_id, "RESIZE": resizes.get(action.job_id, 0)}
-        log.info("job %d: %s", action.job_id, action.sentence(), extra=about)
+        self.store.add_event(subject.job_id, action.kind, "selasticd", asdict(action), now)
+        about = {"JOB": subject.job_id, "RESIZE": resizes.get(subject.job_id, 0)}
+        log.info("%s: %s", subject.words, action.sentence(), extra=about)
         try:
             action.ask(self.client)
         except SlurmUnreachable as error:
-            silent = "job %d: Slurm does not answer, looking again next round: %s"
-            log.warning(silent, action.job_id, error, extra=about)
+            silent = "%s: Slurm does not answer, looking again next round: %s"
+            log.warning(silent, subject.words, error, extra=about)
             self._asks_until = self._ticks()
             return False
         except SlurmError as error:
-            self._note(key, action, whose, str(error), about)
+            self._note(key, action, concerned, str(error), about)
             for following in action.if_refused(str(error)):
                 self._do(following, jobs, resizes)
             return False
-        self.refusals.taken(action.kind, whose)
+        self.refusals.taken(action.kind, concerned)
         self._refused.pop(key, None)
         # Long quiet, it is another occasion: a job may be put back at the same size twice.
         wait = min(60.0, 2 * waited) if waited and now < until + waited + 60.0 else AGAIN_S
@@ -163,7 +206,7 @@ class Executor:
         return True
 
     def _note(
-        self, key: tuple[object, ...], action: Act, whose: Submitted, sentence: str, about: Mapping[str, int]
+        self, key: tuple[object, ...], action: Act, concerned: Concerned, sentence: str, about: Mapping[str, int]
     ) -> None:
         now = self.clock()
         count = self._refused[key].count + 1 if key in self._refused else 1
@@ -171,12 +214,12 @@ class Executor:
         self._refused = {k: refusal for k, refusal in self._refused.items() if refusal.until + 7200 > now}
         self._refused[key] = _Refusal(count, now + wait, sentence)
         detail: dict[str, object] = {"action": asdict(action), "error": sentence, "again_in_s": wait}
-        self.store.add_event(action.job_id, EventKind.REFUSED, "selasticd", detail, now)
-        words = "job %d: refused (%s), trying again in %.0f s: %s"
-        log.warning(words, action.job_id, action.sentence(), wait, sentence, extra=about)
+        self.store.add_event(action.subject.job_id, EventKind.REFUSED, "selasticd", detail, now)
+        words = "%s: refused (%s), trying again in %.0f s: %s"
+        log.warning(words, action.subject.words, action.sentence(), wait, sentence, extra=about)
         if says_ended(sentence):
             return
-        _, wide = self.refusals.refused(action.kind, whose, sentence, now)
+        _, wide = self.refusals.refused(action.kind, concerned, sentence, now)
         if wide is None:
             return
         if wide.scope == ALL:
@@ -186,11 +229,6 @@ class Executor:
         why: dict[str, object] = {"action": action.kind, "scope": wide.scope, "error": sentence, "again_in_s": rest_s}
         self.store.add_event(0, EventKind.RESTS, "selasticd", why, now)
         log.warning("%s is not tried for %s for %d s: %s", action.kind, wide.scope, rest_s, sentence)
-
-
-def _whose(action: Act, jobs: Mapping[int, Job]) -> Submitted:
-    """Whom a refusal of it concerns."""
-    return Submitted.of(action.job_id, jobs.get(action.slurm_job_id) or jobs.get(action.job_id))
 
 
 def _because(detail: str) -> str:

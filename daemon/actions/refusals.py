@@ -1,5 +1,6 @@
 """What Slurm refuses, counted where it belongs: the job, its account in its partition, either of them, or all; of its
-user alone at first, then of several users. No I/O.
+user alone at first, then of several users. A node and the queue are themselves, then one of their kind, then of all. No
+I/O.
 
 Promise: refusals rest the smallest of these that explains them, for longer each time; what lies outside is asked as
 before, and one action that Slurm takes ends the rest of all that it belongs to. However many jobs one user has refused,
@@ -18,6 +19,7 @@ from slurm_elastic.protocol.records import record
 
 from ..config.settings import Settings
 from ..slurm.model import Job
+from .subject import JOB, Subject
 
 BACKOFF_MAX_S = 3600.0
 REST_MAX_S = 86400.0
@@ -55,24 +57,24 @@ def standing(settings: Settings) -> Mapping[EventKind, Refusal]:
 
 
 @record(frozen=True, slots=True)
-class Submitted:
-    """As what a job was submitted."""
+class Concerned:
+    """Whom a refusal concerns: the subject, and as what it was submitted where it is a job."""
 
-    job_id: int
+    subject: Subject
     account: str = ""
     partition: str = ""
     user: str = ""
 
     @classmethod
-    def of(cls, job_id: int, job: Job | None) -> Submitted:
-        """Of an elastic job, by the Slurm job that is asked about; None: Slurm does not list that."""
-        return cls(job_id) if job is None else cls(job_id, job.account, job.partition, job.user)
+    def of(cls, subject: Subject, job: Job | None) -> Concerned:
+        """By the Slurm job that is asked about; None: it is about none, or Slurm does not list that."""
+        return cls(subject) if job is None else cls(subject, job.account, job.partition, job.user)
 
     @property
     def own_scopes(self) -> tuple[str, ...]:
         """What of its user's it belongs to, from narrow to wide."""
         if not self.user:
-            return (UNLISTED,)
+            return (UNLISTED if self.subject.kind == JOB else f"every {self.subject.kind}",)
         jobs = f"user {self.user}'s jobs"
         if not (self.account and self.partition):
             return (jobs,)
@@ -89,14 +91,14 @@ class Submitted:
 
 
 @dataclass(slots=True)
-class _OfJob:
+class _OfSubject:
     count: int
     refusal: Refusal
 
 
 @dataclass(slots=True)
 class _OfScope:
-    jobs: dict[int, str] = field(default_factory=dict)
+    subjects: dict[Subject, str] = field(default_factory=dict)
     """Refused since the last of the scope was not, with their users."""
     rests: int = 0
     refusal: Refusal | None = None
@@ -109,48 +111,50 @@ class Refusals:
         """backoff_s: after a job's first. trip_after: how many refused in a row make a scope rest for trip_s: jobs, or
         users where it is of several."""
         self._backoff_s, self._trip_after, self._trip_s = backoff_s, trip_after, trip_s
-        self._jobs: dict[tuple[EventKind, int], _OfJob] = {}
+        self._subjects: dict[tuple[EventKind, Subject], _OfSubject] = {}
         self._scopes: dict[tuple[EventKind, str], _OfScope] = {}
 
-    def refused(self, kind: EventKind, job: Submitted, sentence: str, now: float) -> tuple[Refusal, Refusal | None]:
+    def refused(
+        self, kind: EventKind, concerned: Concerned, sentence: str, now: float
+    ) -> tuple[Refusal, Refusal | None]:
         """Count one: how long the job's rest is, and the wider scope that rests from now on, if one does."""
         self._forget(now)
-        key = kind, job.job_id
-        count = self._jobs[key].count + 1 if key in self._jobs else 1
+        key = kind, concerned.subject
+        count = self._subjects[key].count + 1 if key in self._subjects else 1
         own = Refusal(sentence, now + min(BACKOFF_MAX_S, self._backoff_s * 2 ** min(20, count - 1)))
-        self._jobs[key] = _OfJob(count, own)
-        every = (*job.own_scopes, *job.scopes)
+        self._subjects[key] = _OfSubject(count, own)
+        every = (*concerned.own_scopes, *concerned.scopes)
         for number, scope in enumerate(every):
             of_scope = self._scopes.setdefault((kind, scope), _OfScope())
-            of_scope.jobs[job.job_id] = job.user
-            if not self._rests(of_scope, shared=scope in job.scopes):
+            of_scope.subjects[concerned.subject] = concerned.user
+            if not self._rests(of_scope, shared=scope in concerned.scopes):
                 continue
             wait = min(REST_MAX_S, self._trip_s * 2 ** min(20, of_scope.rests))
             of_scope.rests, of_scope.refusal = of_scope.rests + 1, Refusal(sentence, now + wait, scope)
-            explained, of_scope.jobs = of_scope.jobs, {}
+            explained, of_scope.subjects = of_scope.subjects, {}
             for wider in every[number + 1 :]:
                 if (kind, wider) in self._scopes:
-                    left = self._scopes[kind, wider].jobs
-                    self._scopes[kind, wider].jobs = {i: user for i, user in left.items() if i not in explained}
+                    left = self._scopes[kind, wider]
+                    left.subjects = {one: u for one, u in left.subjects.items() if one not in explained}
             return own, of_scope.refusal
         return own, None
 
     def _rests(self, of_scope: _OfScope, shared: bool) -> bool:
         """Whether so much of a scope was refused; of one that users share each user counts once."""
         if shared:
-            users = len(set(of_scope.jobs.values()))
+            users = len(set(of_scope.subjects.values()))
             return users >= (min(USERS_AGAIN, self._trip_after) if of_scope.rests else self._trip_after)
-        return len(of_scope.jobs) >= (1 if of_scope.rests else self._trip_after)
+        return len(of_scope.subjects) >= (1 if of_scope.rests else self._trip_after)
 
-    def taken(self, kind: EventKind, job: Submitted) -> None:
+    def taken(self, kind: EventKind, concerned: Concerned) -> None:
         """Slurm took one: nothing that the job belongs to rests any longer."""
-        self._jobs.pop((kind, job.job_id), None)
-        for scope in (*job.own_scopes, *job.scopes):
+        self._subjects.pop((kind, concerned.subject), None)
+        for scope in (*concerned.own_scopes, *concerned.scopes):
             self._scopes.pop((kind, scope), None)
 
-    def wide(self, kind: EventKind, job: Submitted, now: float) -> Refusal | None:
+    def wide(self, kind: EventKind, concerned: Concerned, now: float) -> Refusal | None:
         """Why no job like this one is asked for now; None: they are."""
-        for scope in (*job.own_scopes, *job.scopes):
+        for scope in (*concerned.own_scopes, *concerned.scopes):
             of_scope = self._scopes.get((kind, scope))
             if of_scope is not None and of_scope.refusal is not None and now < of_scope.refusal.until:
                 return of_scope.refusal
@@ -159,16 +163,16 @@ class Refusals:
     @property
     def none(self) -> bool:
         """Whether nothing is refused to anybody."""
-        return not self._jobs and not self._scopes
+        return not self._subjects and not self._scopes
 
-    def of(self, job: Submitted, now: float) -> Mapping[EventKind, Refusal]:
+    def of(self, concerned: Concerned, now: float) -> Mapping[EventKind, Refusal]:
         """What Slurm refuses to do about a job now, the widest reason first."""
         if self.none:
             return {}
         found: dict[EventKind, Refusal] = {}
-        for kind in {kind for kind, _ in (*self._jobs, *self._scopes)}:
-            own = self._jobs.get((kind, job.job_id))
-            refusal = self.wide(kind, job, now) or (own.refusal if own is not None else None)
+        for kind in {kind for kind, _ in (*self._subjects, *self._scopes)}:
+            own = self._subjects.get((kind, concerned.subject))
+            refusal = self.wide(kind, concerned, now) or (own.refusal if own is not None else None)
             if refusal is not None and now < refusal.until:
                 found[kind] = refusal
         return found
@@ -179,7 +183,7 @@ class Refusals:
         return next((refusal for refusal in everywhere if refusal is not None and now < refusal.until), None)
 
     def _forget(self, now: float) -> None:
-        self._jobs = {k: row for k, row in self._jobs.items() if row.refusal.until + FORGET_S > now}
+        self._subjects = {k: row for k, row in self._subjects.items() if row.refusal.until + FORGET_S > now}
         self._scopes = {
             k: row for k, row in self._scopes.items() if row.refusal is None or row.refusal.until + FORGET_S > now
         }

@@ -23,9 +23,10 @@ from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable, StoreErr
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.resize_state import ResizeState
 
-from ..actions.action import Action, Close
+from ..actions.action import Action, Begin, Close
 from ..actions.executor import Executor
-from ..actions.refusals import Refusal, Submitted, standing
+from ..actions.refusals import Concerned, Refusal, standing
+from ..actions.subject import Subject
 from ..api.waiters import Waiters
 from ..capacity.ledger import held_but_idle
 from ..capacity.roster import Roster
@@ -124,7 +125,6 @@ class Rounds:
         self._held_but_idle: Mapping[str, int] = {}
         self._contradicted: Mapping[str, int] = {}
         self._fell_back = ""
-        self._not_begun: Mapping[int, str] = {}
 
     @property
     def tripped(self) -> str:
@@ -226,7 +226,7 @@ class Rounds:
             act, first = self.mode == "act", plan.first
             scripts = self._queued.scripts(first.scripts) if act and first.starts else {}
             sized = [*back, *first_size_steps(first.starts, first.back, scripts)]
-            resumed = self.executor.run(sized, act, snapshot.jobs, seen.numbers())
+            resumed = len(self.executor.run(sized, act, snapshot.jobs, seen.numbers()))
             self._queued.asked((*first.starts, *first.back))
         # A job that is being requeued does not train: its next step should not wait for the interval.
         stopped = (i for i in seen.resizes.values() if i.requeues and not i.state.comes_before(ResizeState.SAVED))
@@ -307,7 +307,7 @@ class Rounds:
         for action in actions:
             if isinstance(action, Close):
                 self.waiters.notify(action.job_id)
-        return done > 0
+        return bool(done)
 
     def _trip(self) -> None:
         log.error("mode is advise for a while: %s", self.tripped)
@@ -388,7 +388,9 @@ class Rounds:
         never = standing(self.settings)
         if refusals.none and not never:
             return {}
-        found = {job.job_id: {**refusals.of(Submitted.of(job.job_id, job.base), now), **never} for job in jobs}
+        found = {
+            job.job_id: {**refusals.of(Concerned.of(Subject.job(job.job_id), job.base), now), **never} for job in jobs
+        }
         return {job_id: refused for job_id, refused in found.items() if refused}
 
     def _withdraw(self, jobs: Mapping[int, int], seen: Observed) -> int:
@@ -397,40 +399,17 @@ class Rounds:
             Close(job_id, seen.resizes[job_id].id, ResizeState.OVERTAKEN, f"job {need} waits for its nodes")
             for job_id, need in jobs.items()
         ]
-        done = self.executor.run(closes, self.mode == "act")
+        done = len(self.executor.run(closes, self.mode == "act"))
         for close in closes:
             self.waiters.notify(close.job_id)
         return done
 
     def _begin_resizes(self, plan: Plan, now: float) -> None:
-        """Begin the resizes of a plan: all are on the disk before a supervisor can see one."""
-        if self.mode != "act" or not plan.resizes:
-            return
-        try:
-            rows, refused = self.store.begin_resizes(plan.resizes, now)
-        except StoreError as error:
-            log.warning("no resize begins: %s", error)
-            return
-        begun = {row.job_id: row for row in rows}
-        details = {
-            job_id: {"resize": row.id, "gpus": row.gpus, "batch": row.batch, "reason": row.reason}
-            for job_id, row in begun.items()
-        }
-        self.store.add_events(details, EventKind.RESIZE_ISSUED, "selasticd", now)
-        for job_id, row in begun.items():
-            self._nonstarters.gives(job_id, (met for met in plan.met if job_id in met.givers))
-            about = {"JOB": job_id, "RESIZE": row.id}
-            log.info("job %d: resize %d to %d GPUs begins", job_id, row.id, row.gpus, extra=about)
-            self.waiters.notify(job_id)
-        self._note_refused(refused, now)
-
-    def _note_refused(self, refused: Mapping[int, str], now: float) -> None:
-        """Say why resizes have not begun: once of each job, as long as it is the same in every round."""
-        fresh = {job_id: {"detail": why} for job_id, why in refused.items() if self._not_begun.get(job_id) != why}
-        self._not_begun = refused
-        for job_id, detail in fresh.items():
-            log.warning("job %d: no resize begins: %s", job_id, detail["detail"], extra={"JOB": job_id})
-        self.store.add_events(fresh, EventKind.NOT_BEGUN, "selasticd", now)
+        """Begin the resizes of a plan."""
+        for action in self.executor.run([Begin(resize) for resize in plan.resizes], self.mode == "act"):
+            if isinstance(action, Begin):
+                self._nonstarters.gives(action.job_id, (met for met in plan.met if action.job_id in met.givers))
+                self.waiters.notify(action.job_id)
 
     def _failed(self, failing: str, sentence: str) -> None:
         if sentence != self.trouble:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-from slurm_elastic.daemon.actions.action import Cancel, Close, Shrink
+import pytest
+
+from slurm_elastic.daemon.actions.action import Act, Cancel, Close, Shrink, SlurmWrites
 from slurm_elastic.daemon.actions.executor import ROUND_ASKS, ROUND_ASKS_S, Executor
+from slurm_elastic.daemon.actions.subject import NODE, Subject
 from slurm_elastic.daemon.slurm.model import Job
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
+from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.resize_state import ResizeState
 
 NOW = 1000.0
@@ -20,6 +25,7 @@ class Script:
     def __init__(self, *answers: Exception | None) -> None:
         self.answers = list(answers)
         self.log: list[str] = []
+        self.details: list[tuple[int, dict[str, object]]] = []
         self.now = NOW
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
@@ -36,6 +42,7 @@ class Script:
 
     def add_event(self, job_id: int, kind: str, who: str, detail: dict[str, object], at: float) -> None:
         self.log.append(f"event {kind}")
+        self.details.append((job_id, detail))
 
     def advance_resize(self, number: int, state: str, detail: str = "", at: float | None = None) -> None:
         self.log.append(f"resize {number} {state}")
@@ -50,8 +57,39 @@ CANCEL = Cancel(1, 5, "why")
 def test_the_event_is_stored_before_the_act() -> None:
     """What was about to be done is known even if the daemon dies doing it."""
     script = Script()
-    assert script.executor().run([CANCEL, Shrink(1, 1, ("n1",), "why")], act=True) == 2
+    assert len(script.executor().run([CANCEL, Shrink(1, 1, ("n1",), "why")], act=True)) == 2
     assert script.log == ["event cancel", "cancel 5", "event shrink", "shrink 1 n1"]
+
+
+@dataclass(frozen=True)
+class PowerDown(Act):
+    """An action about a node."""
+
+    kind = EventKind.FREE
+    node: str
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(NODE, self.node)
+
+    def ask(self, client: SlurmWrites) -> None:
+        client.cancel(0)
+
+    def sentence(self) -> str:
+        return f"power down {self.node}"
+
+
+def test_an_action_about_a_node_has_its_own_event_backoff_and_rest(caplog: pytest.LogCaptureFixture) -> None:
+    """Its event is the daemon's, with the node in its detail. One node refused rests alone; several, every node; jobs
+    go on."""
+    script = Script(*[SlurmRefused("no")] * 3)
+    executor = script.executor(trip_after=3)
+    assert not executor.run([PowerDown("n1"), PowerDown("n1"), PowerDown("n2")], act=True)
+    assert script.details[0] == (0, {"node": "n1"}) and len(script.details) == 4
+    assert "node n1: refused (power down n1)" in caplog.text
+    assert not executor.run([PowerDown("n3")], act=True) and "every node" in caplog.text
+    assert not executor.run([PowerDown("n4")], act=True) and script.log.count("event free") == 3
+    assert len(executor.run([CANCEL], act=True)) == 1 and not executor.tripped
 
 
 def test_a_refused_action_is_not_hammered() -> None:
@@ -67,17 +105,17 @@ def test_a_refused_action_is_not_hammered() -> None:
     executor.run([CANCEL], act=True)
     assert script.log.count("cancel 5") == 2
     script.now += 61
-    assert executor.run([CANCEL], act=True) == 1
+    assert len(executor.run([CANCEL], act=True)) == 1
 
 
 def test_an_unreachable_slurm_proves_nothing() -> None:
     """No backoff, no failure counted: the next round looks again."""
     script = Script(SlurmUnreachable("no answer"), None)
     executor = script.executor(trip_after=1)
-    assert executor.run([CANCEL], act=True) == 0
+    assert len(executor.run([CANCEL], act=True)) == 0
     assert executor.tripped == ""
     executor.begin_round()
-    assert executor.run([CANCEL], act=True) == 1
+    assert len(executor.run([CANCEL], act=True)) == 1
 
 
 def test_after_one_without_an_answer_the_rest_waits_for_the_next_round() -> None:
@@ -87,11 +125,11 @@ def test_after_one_without_an_answer_the_rest_waits_for_the_next_round() -> None
     executor = script.executor()
     actions = [Cancel(1, number, "why") for number in range(1, 17)]
     executor.begin_round()
-    assert executor.run([*actions, Close(2, 7, ResizeState.DONE, "")], act=True) == 1
-    assert executor.run(actions, act=True) == 0
+    assert len(executor.run([*actions, Close(2, 7, ResizeState.DONE, "")], act=True)) == 1
+    assert len(executor.run(actions, act=True)) == 0
     assert [entry for entry in script.log if entry.startswith("cancel")] == ["cancel 1"]
     executor.begin_round()
-    assert executor.run(actions, act=True) == 16
+    assert len(executor.run(actions, act=True)) == 16
 
 
 def test_a_round_asks_slurm_for_a_bounded_time() -> None:
@@ -105,7 +143,7 @@ def test_a_round_asks_slurm_for_a_bounded_time() -> None:
     while sum(done) < 16:
         began = now[0]
         executor.begin_round()
-        done.append(executor.run(actions[sum(done) :], act=True))
+        done.append(len(executor.run(actions[sum(done) :], act=True)))
         assert now[0] - began <= ROUND_ASKS_S + 9.0
     assert len(done) > 1 and all(done)
 
@@ -140,11 +178,11 @@ def test_what_slurm_took_without_effect_is_not_hammered() -> None:
         script.now += 0.1
     gaps = [round(b - a, 1) for a, b in pairwise(asked)]
     assert len(asked) < 20 and gaps == sorted(gaps) and 50 <= gaps[-1] <= 61
-    assert executor.run([Cancel(1, 6, "another")], act=True) == 1
+    assert len(executor.run([Cancel(1, 6, "another")], act=True)) == 1
     script.now += 300
-    assert executor.run([CANCEL], act=True) == 1
+    assert len(executor.run([CANCEL], act=True)) == 1
     script.now += 1
-    assert executor.run([CANCEL], act=True) == 1
+    assert len(executor.run([CANCEL], act=True)) == 1
 
 
 def cancels(*numbers: int) -> list[Cancel]:
@@ -170,7 +208,7 @@ def test_refusals_of_one_partition_rest_that_partition() -> None:
     script = Script(*[SlurmRefused(f"no {n}") for n in range(3)])
     executor = script.executor(trip_after=3)
     jobs = {**listed(5, 6, 7, 8, partition="low"), **listed(9)}
-    assert executor.run(cancels(5, 6, 7, 8, 9), True, jobs) == 1
+    assert len(executor.run(cancels(5, 6, 7, 8, 9), True, jobs)) == 1
     assert executor.tripped == "" and script.log.count("event rests") == 1
     assert "cancel 8" not in script.log and "cancel 9" in script.log
 
@@ -182,7 +220,7 @@ def test_one_job_refused_again_and_again_concerns_that_job() -> None:
     for number in range(6):
         executor.run([Shrink(1, 1, (f"n{number}",), "why")], True, listed(1))
     assert executor.tripped == "" and "event rests" not in script.log
-    assert executor.run(cancels(2), True, listed(2)) == 1
+    assert len(executor.run(cancels(2), True, listed(2))) == 1
 
 
 def test_jobs_that_have_ended_count_for_nothing() -> None:
@@ -207,11 +245,11 @@ def test_it_tries_again_after_a_while_and_longer_after_each_refusal() -> None:
     assert not executor.recover()
     script.now += 100
     assert executor.recover()
-    assert executor.run(cancels(10), True, listed(10)) == 1
+    assert len(executor.run(cancels(10), True, listed(10))) == 1
 
 
 def test_without_acting_slurm_is_left_alone() -> None:
     """In advisory mode resizes are closed, and nothing is asked of Slurm."""
     script = Script()
-    assert script.executor().run([CANCEL, Close(1, 7, "withdrawn", "why")], act=False) == 1
+    assert len(script.executor().run([CANCEL, Close(1, 7, "withdrawn", "why")], act=False)) == 1
     assert script.log == ["event resize_withdrawn", "resize 7 withdrawn"]
