@@ -7,9 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from fake_slurm import Component
 from slurm_backends import Cluster, gone, running, seen
 
-from slurm_elastic.daemon.slurm.fake import Component
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 
 import pytest
-from slurm_backends import Cluster, Commands, RealCluster, gone, running, seen
+from fake_slurm import Component
+from slurm_backends import Cluster, RealCluster, gone, running, seen
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.slurm import Size, Snapshot
 from slurm_elastic.daemon.slurm.accounting import limits
 from slurm_elastic.daemon.slurm.fair_share import ShareTree
-from slurm_elastic.daemon.slurm.fake import Component
 from slurm_elastic.protocol.errors import SlurmRefused
 
 
@@ -117,7 +117,7 @@ def test_reservation_keeps_the_nodes_for_one_job(cluster: Cluster) -> None:
 
 def test_how_jobs_have_ended_is_known_while_slurm_remembers_them(empty_sandbox: Sandbox) -> None:
     """Of one that goes on, and one that never was, nothing is."""
-    client = RealCluster(empty_sandbox, Commands()).client()
+    client = RealCluster(empty_sandbox).client()
 
     def sbatch(script: str) -> int:
         answer = empty_sandbox.run(["sbatch", "--parsable", "--output=/dev/null", "--wrap", script], user="games")
@@ -180,7 +180,7 @@ def test_limits_of_the_accounting_are_read(empty_sandbox: Sandbox) -> None:
     ]
     try:
         wait_until(lambda: told() == expected, 60, told)
-        assert RealCluster(empty_sandbox, Commands()).client().site().limits == ()
+        assert RealCluster(empty_sandbox).client().site().limits == ()
     finally:
         empty_sandbox.run([*change, "GrpTRES=gres/gpu=-1,node=-1", "MaxTRESPerJob=gres/gpu=-1"])
         empty_sandbox.run([*qos, "MaxTRESPerJob=gres/gpu=-1,cpu=-1"])

@@ -10,6 +10,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fake_slurm import UIDS, Component, FakeSlurm
 from fresh_store import fresh_store
 
 from slurm_elastic.daemon.api.waiters import Waiters
@@ -22,7 +23,6 @@ from slurm_elastic.daemon.rounds.inputs.queued_jobs import QueuedJobs
 from slurm_elastic.daemon.rounds.job_registry import JobRegistry
 from slurm_elastic.daemon.rounds.loop import Rounds
 from slurm_elastic.daemon.service.controller import DaemonController
-from slurm_elastic.daemon.slurm.fake import UIDS, Component, FakeSlurm
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.protocol.codec import VERSION

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import pytest
+from fake_slurm import Component, FakeSlurm
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.slurm import CommandClient, SlurmClient, Snapshot
-from slurm_elastic.daemon.slurm.fake import Component, FakeSlurm
 
 
 class Cluster(Protocol):

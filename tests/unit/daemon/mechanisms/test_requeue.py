@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cluster_snapshots import TYPE, Cluster
 from daemon_harness import World
+from fake_slurm import Component, FakeClient
 from resizable_jobs import Resizable, free_nodes, resizable
 from store_records import resize_row
 
@@ -27,7 +28,6 @@ from slurm_elastic.daemon.mechanisms.base import ChosenWay, FreeNodes
 from slurm_elastic.daemon.mechanisms.reconcile import next_actions
 from slurm_elastic.daemon.mechanisms.requeue import RequeueResized
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds
-from slurm_elastic.daemon.slurm.fake import Component, FakeClient
 from slurm_elastic.daemon.slurm.model import Size
 from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.db.rows import REQUEUE, InUse

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from daemon_harness import UIDS, USER
 from daemon_harness import World as Daemon
+from fake_slurm import Component
 from plan_cases import NOW, SETTINGS, World, closed, order, row
 
 from slurm_elastic.daemon.planner.leaving_companions import LEAVE_S
 from slurm_elastic.daemon.slurm.accounting import SlurmLimit
-from slurm_elastic.daemon.slurm.fake import Component
 from slurm_elastic.daemon.text.reasons import Reason
 
 WAIT_S = SETTINGS.companion_wait_s

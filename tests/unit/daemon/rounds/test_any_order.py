@@ -13,12 +13,12 @@ import tempfile
 from pathlib import Path
 
 from daemon_harness import Supervisor, World
+from fake_slurm import Component
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from slurm_elastic.daemon.capacity.roster import sort_jobs
-from slurm_elastic.daemon.slurm.fake import Component
 
 NODES, GPUS = 5, 4
 EVERYWHERE = "SELASTIC_EVERYWHERE" in os.environ

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from daemon_harness import REQUEST, USER, World
+from fake_slurm import Component
 
 from slurm_elastic.daemon.api.metrics import Metrics
 from slurm_elastic.daemon.cli.explanation.sections import checkpoints, next_steps
@@ -16,7 +17,6 @@ from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.reports.explain import explain
 from slurm_elastic.daemon.reports.record import columns
 from slurm_elastic.daemon.reports.status import JobStatus, status
-from slurm_elastic.daemon.slurm.fake import Component
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.messages import CHECKPOINTED, Grant, Phase, Piece, Registration, Resize, Unreached

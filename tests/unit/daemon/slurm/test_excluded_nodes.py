@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurm_elastic.daemon.slurm.fake import Component, FakeClient, FakeSlurm
+from fake_slurm import Component, FakeClient, FakeSlurm
+
 from slurm_elastic.daemon.slurm.snapshot_cache import EXCLUDED_S, SnapshotCache
 
 

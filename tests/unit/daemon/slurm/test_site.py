@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cluster_snapshots import Cluster
 from daemon_harness import World
+from fake_slurm import FakeSlurm
 from plan_cases import SETTINGS
 from record_slurm import RECORDED
 
@@ -17,7 +18,6 @@ from slurm_elastic.daemon.planner.limit_usage import holds, limit_usage
 from slurm_elastic.daemon.planner.running.eligibility import running_job
 from slurm_elastic.daemon.planner.running.state import JobState
 from slurm_elastic.daemon.slurm.accounting import SlurmLimit
-from slurm_elastic.daemon.slurm.fake import FakeSlurm
 from slurm_elastic.daemon.slurm.model import Node, Snapshot
 from slurm_elastic.daemon.slurm.site import (
     PartitionRules,

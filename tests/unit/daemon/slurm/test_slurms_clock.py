@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
+from fake_slurm import FakeSlurm
 
-from slurm_elastic.daemon.slurm.fake import FakeSlurm
 from slurm_elastic.daemon.slurm.slurms_clock import LOOK_S, SlurmsClock
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.db.clock import SteadyClock

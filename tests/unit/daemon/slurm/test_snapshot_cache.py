@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from fake_slurm import Component, FakeClient, FakeSlurm
 
 from slurm_elastic.daemon.slurm.accounting import SlurmLimit
 from slurm_elastic.daemon.slurm.fair_share import ShareTree
-from slurm_elastic.daemon.slurm.fake import Component, FakeClient, FakeSlurm
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.site import PartitionRules, Site
 from slurm_elastic.daemon.slurm.snapshot_cache import ASK_EACH_S, ASKS, Shares, SnapshotCache

@@ -14,12 +14,11 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from slurm_elastic.daemon.slurm.accounting import QosUser, SlurmLimit
+from slurm_elastic.daemon.slurm.fair_share import ShareTree
+from slurm_elastic.daemon.slurm.model import Job, Node, Partition, Size, SlurmClient, Snapshot
+from slurm_elastic.daemon.slurm.site import PartitionRules, Reservation, Site
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
-
-from .accounting import QosUser, SlurmLimit
-from .fair_share import ShareTree
-from .model import Job, Node, Partition, Size, SlurmClient, Snapshot
-from .site import PartitionRules, Reservation, Site
 
 ROOT = "root"
 BEGIN_S = 121.0
