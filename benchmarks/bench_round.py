@@ -1,22 +1,23 @@
 """One round of selasticd at the size of a large cluster: time, memory, and how often Slurm is asked.
 
     python benchmarks/bench_round.py [--jobs N] [--nodes N] [--rigid 200] [--rounds 5] [--anew 0.1] [--reports 8]
-        [--rest] [--check]
+        [--rest] [--restart] [--check]
 
 Without --jobs 5,000 on 1,000 nodes and then 10,000 on 2,000, each in a process of its own, beside the goals; then both
 at rest.
 Slurm's answers are synthesised in the form that squeue and sinfo print and come through two small programs of their
 names, so that the real client, parsers, registry, store and planner run on them. Every job is elastic and reports; the
-waiting ones are ordinary. `first` is the first round after a start: models are fitted, records are read, and evidence
-is written for every job. Before each later round every job has less time left and reports, as running ones do: a share
-of `--anew` another speed than so far, the others what they have reported before. Most jobs would grow, and few may in
-one round, so that all are planned and placed again each time; what has begun stays under way. At rest (`--rest`) no GPU
+waiting ones are ordinary. `first` is from opening the store to the end of the first round: models are fitted, records
+are read, and evidence is written for every job; with `--restart` an earlier daemon has done so. Before each later
+round every job has less time left and reports, as running ones do: a share of `--anew` another speed than so far, the
+others what they have reported before. Most jobs would grow, and few may in one round, so that all are planned and
+placed again each time; what has begun stays under way. At rest (`--rest`) no GPU
 is free, nobody reports another speed than before, and nothing moves: most rounds of a real cluster. Memory is the
 daemon's largest resident size, and beside it what that is above the interpreter with its libraries. `--check` ends with
 status 1 when a later round takes more than 2 s of CPU or two queries, or the memory is over 150 MB.
 Limit: Slurm's own time for its answers is not in it; 5,000 jobs take squeue about 0.2 s. Jobs have ten reports each:
-one that has trained for a quarter of an hour keeps 4.8 kB for each configuration that it was measured at, and of one
-that has trained for two hours a start reads some 1,440 (`--reports 1440`).
+one that has trained for a quarter of an hour keeps 4.8 kB for each configuration that it was measured at, one that has
+trained for two hours has sent some 1,440 (`--reports 1440`).
 """
 
 from __future__ import annotations
@@ -149,12 +150,20 @@ def said(batch: int, seconds: float, step: int) -> Report:
     return Report(1, time.time(), 1, 1, batch, batch, 1, 10, seconds, seconds, batch / seconds, step, 640 * step, 0)
 
 
-def prepare(folder: Path, pieces: list[Piece], settings: Settings, reports: int = BEFORE) -> None:
-    """Fill the database by another process's life: what filling costs is not the daemon's memory."""
+def prepare(
+    folder: Path, pieces: list[Piece], settings: Settings, reports: int = BEFORE, planned: bool = False
+) -> None:
+    """Fill the database by another process's life: what filling costs is not the daemon's memory. planned: a round has
+    been before."""
     with Store.open(settings.database_url) as store:
         jobs = SnapshotCache(CommandClient(path=f"{folder}:/usr/bin:/bin"))
-        JobRegistry(store, settings).update(jobs.snapshot(), jobs.end_states)
+        registry = JobRegistry(store, settings)
+        registry.update(jobs.snapshot(), jobs.end_states)
         train(store, pieces, reports)
+        for piece in pieces if planned else ():
+            registry.heard(piece.slurm_job_id, 0)
+        if planned:
+            Rounds(jobs, store, settings, registry, Waiters()).run()
 
 
 def report_all(store: Store, jobs: int, share: float, chance: random.Random) -> None:
@@ -173,6 +182,7 @@ def measure(
 ) -> tuple[list[tuple[float, float]], float, int]:
     """(wall seconds, CPU seconds) of each round, largest resident MB, most queries of one round after the first."""
     asked, queries, chance = folder / "asked", [], random.Random(2)
+    began = time.perf_counter(), time.process_time()
     with Store.open(settings.database_url) as store:
         jobs = SnapshotCache(CommandClient(path=f"{folder}:/usr/bin:/bin"))
         registry = JobRegistry(store, settings)
@@ -185,7 +195,7 @@ def measure(
             if number:
                 report_all(store, running, share, chance)
             asked.unlink(missing_ok=True)
-            wall, cpu = time.perf_counter(), time.process_time()
+            wall, cpu = (time.perf_counter(), time.process_time()) if number else began
             rounds.run()
             times.append((time.perf_counter() - wall, time.process_time() - cpu))
             assert not rounds.trouble, rounds.trouble
@@ -203,6 +213,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--anew", type=float, default=0.1)
     parser.add_argument("--rest", action="store_true")
+    parser.add_argument("--restart", action="store_true", help="an earlier daemon has had a round")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--mode", default="act")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -221,7 +232,7 @@ def main() -> int:
         folder = Path(name)
         pieces = cluster(folder, args.jobs, nodes_of(args), args.rigid)
         with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-            prepare(folder, pieces, Settings(state_dir=memory, mode="act"), args.reports)
+            prepare(folder, pieces, Settings(state_dir=memory, mode="act"), args.reports, args.restart)
             (folder / "selastic.db").write_bytes((Path(memory) / "selastic.db").read_bytes())
         return subprocess.run([sys.executable, __file__, *sys.argv[1:], "--folder", name], check=False).returncode
 

@@ -15,6 +15,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -185,6 +186,17 @@ rollups = Table(
     # NULL: a release that did not keep it has made the record.
     Column("input_wait_share", Double),
     sqlite_with_rowid=False,
+)
+
+# What a job's reports came to up to a time, so that a start reads the later ones alone.
+summaries = Table(
+    "summaries",
+    metadata,
+    _job_key(),
+    Column("until", Double, nullable=False),
+    # When the oldest report was made that it holds by itself: it ends with that.
+    Column("oldest", Double, nullable=False),
+    Column("seen", LargeBinary(1 << 24), nullable=False),
 )
 
 decisions = Table(

@@ -6,7 +6,11 @@ measured; what Slurm holds is Slurm's to say, and is looked up, not recalled.
 
 from __future__ import annotations
 
+import contextlib
+
 from sqlalchemy import func, select
+
+from slurm_elastic.protocol.errors import StoreError
 
 from . import schema
 from .engine import Database
@@ -73,8 +77,10 @@ class Store(Jobs, Thinning, DecisionStore, ResizeStore, HostPairs, History, Outc
         return self._db.trouble
 
     def close(self) -> None:
-        """Commit the reports that wait, and let the database go."""
+        """Commit the reports that wait, what they come to with all others, and let the database go."""
         self._writer.close()
+        with contextlib.suppress(StoreError), self._db.lock, self._db.write(counts=False) as connection:
+            self.save_summaries(connection, list(self._unsaved))
         self._db.close()
 
     def __enter__(self) -> Store:

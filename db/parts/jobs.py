@@ -227,7 +227,7 @@ def has_ended(state: str) -> bool:
 def _end_what_belongs(connection: Connection, job_id: int, at: float) -> None:
     rows, resizes = schema.allocations, schema.resizes
     connection.execute(update(rows).where(rows.c.job_id == job_id, rows.c.end.is_(None)).values(end=at))
-    for table in (schema.in_use, schema.tokens, schema.pins):
+    for table in (schema.in_use, schema.tokens, schema.pins, schema.summaries):
         connection.execute(delete(table).where(table.c.job_id == job_id))
     held = connection.execute(select(resizes.c.phases).where(resizes.c.open_job == job_id)).scalar()
     if held is not None:

@@ -6,6 +6,7 @@ A median is over the youngest reports of its configuration: a job's speed may ch
 from __future__ import annotations
 
 import math
+import sys
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, select
+from sqlalchemy import Connection, Select, func, select
 
 from .. import schema
 from ..rows import ObservationRow
@@ -113,6 +114,35 @@ def fastest_of(seen: dict[Key, Configuration]) -> dict[int, float]:
     return best
 
 
+def summary(seen: dict[Key, Configuration]) -> dict[str, Any]:
+    """What is known of a job as its row of `summaries`; it reads as it was up to `until`."""
+    values = array("d")
+    for key, one in seen.items():
+        values.extend((*key, one.count, one.last_at, len(one.youngest)))
+        values += one.youngest
+    if sys.byteorder == "big":
+        values.byteswap()
+    # Of many configurations the oldest are forgotten, and not known to be.
+    oldest = min([min(one.youngest[:: len(_MEASURED)]) for one in seen.values()]) if len(seen) < MOST else 0.0
+    until = max([one.last_at for one in seen.values()])
+    return {"until": until, "oldest": min(oldest, until), "seen": values.tobytes()}
+
+
+def _of_summary(content: bytes) -> dict[Key, Configuration]:
+    values = array("d", content)
+    if sys.byteorder == "big":
+        values.byteswap()
+    found: dict[Key, Configuration] = {}
+    place = 0
+    while place < len(values):
+        gpus, nodes, batch, micro, accumulation, count, last_at, long = values[place : place + 8]
+        place += 8
+        key = (int(gpus), int(nodes), int(batch), int(micro), int(accumulation))
+        found[key] = Configuration(int(count), last_at, values[place : place + int(long)])
+        place += int(long)
+    return found
+
+
 def forget_oldest(seen: dict[Key, Configuration]) -> None:
     """Keep the MOST configurations that were reported last."""
     if len(seen) > MOST:
@@ -121,27 +151,36 @@ def forget_oldest(seen: dict[Key, Configuration]) -> None:
             del seen[key]
 
 
-def load(connection: Connection, jobs: Select[Any] | int) -> dict[int, dict[Key, Configuration]]:
-    """What is stored of these jobs (a query for their ids, or one id), hourly records first, in time order."""
+def load(
+    connection: Connection, jobs: Select[Any] | int, read: defaultdict[int, int] | None = None
+) -> dict[int, dict[Key, Configuration]]:
+    """What is stored of these jobs (a query for their ids, or one id): of each its summary, if there is one, and its
+    later reports; else hourly records and all reports. In time order. read: is added how many reports each has had
+    read."""
+    hours, summaries, job = schema.rollups, schema.summaries, schema.jobs.c.job_id
+    within = job == jobs if isinstance(jobs, int) else job.in_(jobs)
     found: dict[int, dict[Key, Configuration]] = defaultdict(dict)
-
-    def within(table: Table) -> ColumnElement[bool]:
-        return table.c.job_id == jobs if isinstance(jobs, int) else table.c.job_id.in_(jobs)
-
-    hours = schema.rollups
-    for row in connection.execute(select(hours).where(within(hours)).order_by(hours.c.job_id, hours.c.hour)):
+    for row in connection.execute(select(summaries).join(schema.jobs).where(within)):
+        found[row.job_id] = _of_summary(row.seen)
+    known = schema.jobs.outerjoin(summaries)
+    query = select(hours).select_from(known.join(hours, hours.c.job_id == job))
+    query = query.where(within, summaries.c.job_id.is_(None)).order_by(job, hours.c.hour)
+    for row in connection.execute(query):
         wait = math.nan if row.input_wait_share is None else row.input_wait_share
         # It has no share of communication, and stays as it is when other hours are rolled up.
         values = (math.inf, row.step_time, row.samples_per_s, row.noise_scale, 0.0, wait)
         found[row.job_id].setdefault(key_of(row), Configuration()).add(row._mapping["count"], row.last_at, values)
     # In the order of the key, so that the database need not sort millions of rows.
     columns = [_REPORTS.c[name] for name in ("job_id", *_KEY, *_MEASURED)]
-    query = select(*columns).where(within(_REPORTS)).order_by(_REPORTS.c.job_id, _REPORTS.c.at)
+    later = (_REPORTS.c.job_id == job) & (_REPORTS.c.at > func.coalesce(summaries.c.until, -1e300))
+    query = select(*columns).select_from(known.join(_REPORTS, later)).where(within).order_by(job, _REPORTS.c.at)
     rows = chain.from_iterable(connection.execute(query).partitions(ROWS))
     for (job_id, *of), same in groupby(rows, _of_job):  # jobs report one configuration thousands of times in a row
         run, key = list(same), (of[0], of[1], of[2], of[3], of[4])
         figures = chain.from_iterable([row[_FIGURES] for row in run[-YOUNGEST:]])
         found[job_id].setdefault(key, Configuration()).add(len(run), run[-1].at, figures)
+        if read is not None:
+            read[job_id] += len(run)
     for seen in found.values():
         forget_oldest(seen)
     return found

@@ -7,13 +7,15 @@ query per report. A median is over the youngest reports of its configuration: a 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, delete, func, select
 
 from slurm_elastic.protocol.errors import StoreError
 from slurm_elastic.protocol.messages import Report
@@ -22,12 +24,17 @@ from .. import schema
 from ..engine import Database
 from ..rows import ObservationRow
 from .allocations import Allocations
-from .base import Many, T, blames_a_record, insert_or_ignore, names_of, record
-from .observations import MOST, Configuration, Key, fastest_of, forget_oldest, key_of, load, measured, rows_of
+from .base import Many, T, blames_a_record, insert_or_ignore, names_of, record, upsert
+from .observations import MOST, Configuration, Key, fastest_of, forget_oldest, key_of, load, measured, rows_of, summary
 from .progress import Progress, advance, allocation_of
 from .writer import ReportWriter, Submission
 
 _REPORTS = schema.reports
+_SUMMARIES = schema.summaries
+OFTEN = 20
+"""Reports for each configuration of a job after which its summary is stored again: 240 bytes a report at most."""
+AT_ONCE = 500
+"""Summaries that are made at once, of some 15 kB each."""
 _BUT_AT = tuple(name for name in names_of(Report) if name != "at")
 _values_but_at = attrgetter(*_BUT_AT)
 
@@ -42,6 +49,13 @@ class ReportsPart(Allocations):
         self._warm = False
         self._newest: dict[int, tuple[int, int]] = {}
         self._rows: dict[tuple[int, int], int] = {}
+        self._unsaved: defaultdict[int, int] = defaultdict(int)
+        """Reports of each job that have come since its summary was stored."""
+        self._due: set[int] = set()
+        """Jobs whose summary is to be stored with the next reports."""
+        self._until: dict[int, float] | None = None
+        """Of each job with a summary, the time of the last report in it; None: not read yet."""
+        self._summarise = upsert(database, schema.summaries)
         self._insert = Many(insert_or_ignore(database, _REPORTS), ("job_id", "at", *_BUT_AT))
         self._writer = ReportWriter(self._commit_reports)
 
@@ -105,27 +119,32 @@ class ReportsPart(Allocations):
         active = select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))
         with self._db.read() as connection:
             jobs = list(connection.execute(active).scalars())
-            seen = {**{job_id: {} for job_id in jobs}, **load(connection, active)}
-            youngest = select(_REPORTS.c.job_id, func.max(_REPORTS.c.at).label("at")).group_by(_REPORTS.c.job_id)
-            young = youngest.where(_REPORTS.c.job_id.in_(active)).subquery()
-            query = select(_REPORTS).join(young, (young.c.job_id == _REPORTS.c.job_id) & (young.c.at == _REPORTS.c.at))
+            seen = {**{job_id: {} for job_id in jobs}, **load(connection, active, self._unsaved)}
+            # One look into the index for each job: grouped, all reports would be read.
+            of, other = schema.jobs.c, _REPORTS.alias()
+            youngest = select(func.max(other.c.at)).where(other.c.job_id == of.job_id).scalar_subquery()
+            query = select(_REPORTS).join(schema.jobs).where(of.ended.is_(False), _REPORTS.c.at == youngest)
             query = query.order_by(_REPORTS.c.generation, _REPORTS.c.step)
             last = dict.fromkeys(jobs) | {row.job_id: record(Report, row) for row in connection.execute(query)}
         with self._memory:
             self._seen, self._last, self._warm = seen, last, True
+            self._due = {number for number, count in self._unsaved.items() if count >= OFTEN * len(seen[number])}
             self._newest = {job_id: (row.generation, row.step) for job_id, row in last.items() if row is not None}
 
     def _rolled_up(self, before: float) -> None:
         """Reports before this time are hourly records now, which weigh less in a median than single ones: what was
         known of them is read again, as a restart would. Of most jobs the youngest reports are younger."""
-        with self._db.lock, self._memory:
-            for job_id, seen in list(self._seen.items()):
-                if len(seen) >= MOST or any([one.older_than(before) for one in seen.values()]):
-                    del self._seen[job_id]
-            for job_id, last in self._last.items():
-                if last is not None and last.at < before:
-                    self._last[job_id] = None
-                    self._newest.pop(job_id, None)
+        with self._db.lock:
+            with self._memory:
+                for job_id, seen in list(self._seen.items()):
+                    if len(seen) >= MOST or any([one.older_than(before) for one in seen.values()]):
+                        del self._seen[job_id]
+                for job_id, last in self._last.items():
+                    if last is not None and last.at < before:
+                        self._last[job_id] = None
+                        self._newest.pop(job_id, None)
+            with self._db.write(counts=False) as connection:
+                connection.execute(delete(_SUMMARIES).where(_SUMMARIES.c.oldest < before))
 
     def _forget(self, job_id: int) -> None:
         super()._forget(job_id)
@@ -133,6 +152,7 @@ class ReportsPart(Allocations):
             self._seen.pop(job_id, None)
             self._last.pop(job_id, None)
             self._newest.pop(job_id, None)
+            self._unsaved.pop(job_id, None)
 
     def _commit_reports(self, batch: list[Submission]) -> None:
         # The memory follows before the lock is let go, so that what is loaded meanwhile is not counted again. Readers
@@ -140,6 +160,7 @@ class ReportsPart(Allocations):
         with self._db.lock:
             try:
                 with self._db.write(counts=False) as connection:
+                    self.save_summaries(connection, list(self._due)[:AT_ONCE])
                     self._insert_all(connection, batch)
                 kept = batch
             except StoreError as error:
@@ -161,6 +182,27 @@ class ReportsPart(Allocations):
         if rows:
             self._insert(connection, rows)
             self._advance(connection, _progress(batch))
+            if self._until is None:
+                found = connection.execute(select(_SUMMARIES.c.job_id, _SUMMARIES.c.until))
+                self._until = {job_id: until for job_id, until in found}
+            # A report that came late is in no summary, and would not be read beside it.
+            late = {job_id for job_id, at, *_ in rows if at <= self._until.get(job_id, -math.inf)}
+            if late:
+                connection.execute(delete(_SUMMARIES).where(_SUMMARIES.c.job_id.in_(late)))
+
+    def save_summaries(self, connection: Connection, jobs: Sequence[int]) -> None:
+        """Store what is remembered of these jobs, which is what their stored reports come to."""
+        for first in range(0, len(jobs), AT_ONCE):
+            with self._memory:
+                some = [(number, self._seen.get(number)) for number in jobs[first : first + AT_ONCE]]
+                rows = [{"job_id": number, **summary(seen)} for number, seen in some if seen]
+                for number, _ in some:
+                    self._unsaved.pop(number, None)
+                    self._due.discard(number)
+            if rows:
+                connection.execute(self._summarise, rows)
+            if self._until is not None:
+                self._until.update((row["job_id"], row["until"]) for row in rows)
 
     def _advance(self, connection: Connection, progress: list[Progress]) -> None:
         """Count into the allocation rows; which row is a job's is remembered until its allocation changes."""
@@ -196,6 +238,7 @@ class ReportsPart(Allocations):
             if not first and (newest is None or mark <= newest):
                 # Perhaps sent twice, and then stored once: only the database knows.
                 self._seen.pop(job_id, None)
+                self._last.pop(job_id, None)
             self._newest[job_id] = mark if newest is None else max(mark, newest)
             if job_id in self._last and (last is None or report.at >= last.at):
                 self._last[job_id] = report
@@ -203,6 +246,9 @@ class ReportsPart(Allocations):
                 configuration = self._seen[job_id].setdefault(key_of(report), Configuration())
                 configuration.add(1, report.at, measured(report))
                 forget_oldest(self._seen[job_id])
+                self._unsaved[job_id] += 1
+                if self._unsaved[job_id] >= OFTEN * len(self._seen[job_id]):
+                    self._due.add(job_id)
 
 
 def _settle(future: Future[None], error: BaseException | None) -> None:

@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import select
 from store_records import JOB, kept_reports, report
 
+from slurm_elastic.db import schema
+from slurm_elastic.db.parts import observations
 from slurm_elastic.db.parts.observations import MOST
-from slurm_elastic.db.rows import BATCH, REQUEUE
+from slurm_elastic.db.parts.reports import OFTEN
+from slurm_elastic.db.rows import BATCH, REQUEUE, ObservationRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import StoreError
 from slurm_elastic.protocol.messages import Piece, Resize
@@ -93,6 +97,34 @@ def test_a_job_is_known_by_its_youngest_configurations(store: Store, url: str) -
                     assert connection.exec_driver_sql("SELECT count(*) FROM rollups").scalar() == MOST
             else:
                 assert again.roll_up(7200.0) == len(made)
+
+
+def test_a_start_reads_no_report_again(store: Store, url: str) -> None:
+    """But the last few, where the daemon was killed: those of thousands of jobs take half a minute. A report
+    that came late counts all the same, and what a job came to ends with it."""
+    store.observations(7)
+    for step in range(1, 2 * OFTEN + 6):
+        gpus = 8 if step < OFTEN else 10
+        store.submit_reports(7, [report(step, gpus=gpus, time=step / 100)], 1e6).result()
+    seen = store.observations(7)
+    assert _read_by_a_start(url) == (5, seen)
+    store.close()
+    assert _read_by_a_start(url) == (0, seen)
+    with Store(url) as again:
+        again.submit_reports(7, [report(2 * OFTEN, time=9.0, at=3.5)], 1e6).result()
+        assert [row.count for row in again.observations(7)] == [OFTEN, OFTEN + 6]
+        again.end_job(7, "COMPLETED", 50.0)
+        with again._db.read() as connection:
+            assert connection.execute(select(schema.summaries)).all() == []
+
+
+def _read_by_a_start(url: str) -> tuple[int, list[ObservationRow]]:
+    """How many reports a start reads, and what it takes from them."""
+    with Store(url) as again, pytest.MonkeyPatch.context() as patch:
+        read: list[object] = []
+        patch.setattr(observations, "_of_job", lambda row: read.append(row) or row[:6])
+        seen = again.observations(7)
+        return len(read), seen
 
 
 def test_a_clock_ahead_does_not_hold_the_last_report(store: Store) -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection, Select, update
+from sqlalchemy import Connection, Select, delete, select, update
 from store_records import JOB, kept_reports
 
 from slurm_elastic.db import schema
@@ -121,6 +121,7 @@ def test_no_report_is_lost_or_counted_twice(
             assert all(row.at >= before // HOUR * HOUR for row in kept_reports(store, job.job_id))
 
 
+@example(done=[("report", 1, 1), ("ask", 1, 0), ("report", 1, 2)], often=1)
 @settings(max_examples=30)
 @given(
     done=st.lists(
@@ -130,16 +131,18 @@ def test_no_report_is_lost_or_counted_twice(
         ),
         min_size=1,
         max_size=30,
-    )
+    ),
+    often=st.integers(1, 3),
 )
 def test_what_is_remembered_is_what_a_restart_would_read(
-    tmp_path_factory: pytest.TempPathFactory, done: list[tuple[str, int, int]]
+    tmp_path_factory: pytest.TempPathFactory, done: list[tuple[str, int, int]], often: int
 ) -> None:
-    """Whatever was reported, late or not, and rolled up in between: medians, counts and the last report are those of
-    the database."""
+    """Whatever was reported, late or not, rolled up and summarised in between: medians, counts and the last report are
+    those of the database, after a kill and after an end; without summaries too, as an upgrade finds it."""
     address = f"sqlite:///{tmp_path_factory.mktemp('db') / 'a.db'}"
     with Store.open(address) as store, pytest.MonkeyPatch.context() as patch:
         patch.setattr(observations, "YOUNGEST", 3)
+        patch.setattr(reports, "OFTEN", often)
         store.upsert_job(JOB)
         for what, at, gpus in done:
             if what == "report":
@@ -149,16 +152,23 @@ def test_what_is_remembered_is_what_a_restart_would_read(
             else:
                 store.observations(7), store.last_report(7)
         seen, last = store.observations(7), store.last_report(7)
-        with Store(address) as again:
-            assert (again.observations(7), again.last_report(7)) == (seen, last)
+        for how in ("killed", "ended", "upgraded"):
+            if how == "ended":
+                store.close()
+            with Store(address) as again:
+                if how == "upgraded":
+                    with again._db.write() as connection:
+                        connection.execute(delete(schema.summaries))
+                assert (again.observations(7), again.last_report(7)) == (seen, last)
 
 
 def test_a_roll_up_reads_no_job_again_whose_youngest_reports_are_younger(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a job that goes on at one size nothing is read: of thousands the reports of hours would be, every hour. A last
-    report that is rolled up is known no more."""
+    report that is rolled up is known no more, nor is a summary that holds one."""
     monkeypatch.setattr(observations, "YOUNGEST", 3)
+    monkeypatch.setattr(reports, "OFTEN", 1)
     store.upsert_job(replace(JOB, job_id=8))
     for job_id, times in ((7, [60.0, 4000.0, 4060.0, 4120.0]), (8, [60.0, 4000.0, 4060.0])):
         store.submit_reports(job_id, [report(at) for at in times], 1e6).result()
@@ -168,12 +178,17 @@ def test_a_roll_up_reads_no_job_again_whose_youngest_reports_are_younger(
     assert store.last_report(9) == report(60.0)
     read: list[object] = []
 
-    def counted(connection: Connection, jobs: Select[Any] | int) -> object:
+    def counted(connection: Connection, jobs: Select[Any] | int, *rest: Any) -> object:
         read.append(jobs)
-        return observations.load(connection, jobs)
+        return observations.load(connection, jobs, *rest)
 
     monkeypatch.setattr(reports, "load", counted)
+    summarised = select(schema.summaries.c.job_id).order_by(schema.summaries.c.job_id)
+    with store._db.read() as connection:
+        assert connection.execute(summarised).scalars().all() == [7, 8]
     assert store.roll_up(HOUR) == 3
+    with store._db.read() as connection:
+        assert connection.execute(summarised).scalars().all() == [7]
     assert [store.observations(job_id)[0].count for job_id in (7, 8)] == [4, 3] and read == [8]
     assert store.last_report(8) == report(4060.0) and store.last_report(9) is None
 
