@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from own_sandbox import OwnSandbox
 from sandbox_jobs import cancel_all
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
@@ -56,7 +57,9 @@ def sandbox(can_run_slurm: None) -> Iterator[Sandbox]:
 
     Partitions of another PriorityTier, made by a test, preempt those below; `main` alone knows nothing of that.
     """
-    with Sandbox.up(SandboxSpec(extra_slurm_conf=("PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE"))) as up:
+    with OwnSandbox.up(
+        SandboxSpec(extra_slurm_conf=("PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE"))
+    ) as up:
         yield up
 
 

@@ -1,8 +1,7 @@
-"""A private real Slurm on this host: up, status, down. It leaves nothing behind, however it ends.
+"""A private real Slurm on this host: up, status, down.
 
 Promise: `up` returns a cluster that runs jobs or raises SandboxError saying which daemon failed and what it logged;
-`down` removes every process and the directory and may be called twice; a sandbox that belongs to its starter (the
-default) is taken down by a small guard process when the starter dies, even by SIGKILL.
+`down` removes every process and the directory and may be called twice, also where `up` was killed.
 Limit: one host; everything runs as root; jobs' own output files in other
 directories are not removed.
 """
@@ -27,7 +26,6 @@ from slurm_elastic.protocol.errors import SandboxError
 from . import host, processes, registry
 from .config import Layout, SandboxSpec, ports_needed, render
 from .daemons import Daemons
-from .guard import Guard
 from .patience import slowness_now
 from .startup import USABLE, Startup
 
@@ -56,7 +54,6 @@ class Sandbox:
     def __init__(self, entry: registry.Entry, spec: SandboxSpec, layout: Layout) -> None:
         self.entry, self.spec, self.layout = entry, spec, layout
         self.daemons = self.daemons_kind(spec, layout, entry.id)
-        self._guard: Guard | None = None
 
     @classmethod
     def up(
@@ -65,29 +62,22 @@ class Sandbox:
         *,
         name: str | None = None,
         directory: Path | None = None,
-        owned: bool = True,
         first_port: int | None = None,
     ) -> Sandbox:
         """Start a sandbox and wait until all its nodes are idle (a few seconds).
 
         name: to find it again; random by default. directory: new or empty; default /tmp/selastic-sandbox-<name>.
-        owned: it ends with this process. first_port: first of its ports, unchecked; by default a free block is found.
+        first_port: first of its ports, unchecked; by default a free block is found.
         """
         spec = spec or SandboxSpec()
         host.check(spec)
-        sweep()
         name = name or f"{os.getpid()}-{secrets.token_hex(3)}"
         path = host.directory_path(name, directory)
-        owner = (os.getpid(), processes.started_at(os.getpid()))
-        entry = registry.register(name, path, secrets.token_hex(8), ports_needed(spec), owner, first_port)
+        entry = registry.register(name, path, secrets.token_hex(8), ports_needed(spec), first_port)
         sandbox = cls(entry, spec, cls.laid_out(path, entry.first_port))
         try:
-            sandbox._guard = Guard(entry)
             sandbox._write_files()
             sandbox._startup().all()
-            if not owned:
-                registry.disown(entry)
-                sandbox._release_guard()
         except BaseException:
             sandbox.down()
             raise
@@ -172,7 +162,6 @@ class Sandbox:
         if current is not None and current.id == self.entry.id:
             self._remove()
         self.daemons.reap_all()
-        self._release_guard()
 
     def _remove(self) -> None:
         left = processes.end_all(self.dir, self.entry.id)
@@ -224,28 +213,9 @@ class Sandbox:
         """See render()."""
         return render(self.spec, self.layout, host.slurm_release(self.spec))
 
-    def _release_guard(self) -> None:
-        guard, self._guard = self._guard, None
-        if guard is not None:
-            guard.dismiss()
-
 
 def becoming(user: str | None) -> list[str]:
     """What a command as that user begins with. Names only, no shell: the environment is left as it is given."""
     if user is None:
         return []
     return ["setpriv", f"--reuid={user}", f"--regid={pwd.getpwnam(user).pw_gid}", "--clear-groups", "--"]
-
-
-def sweep() -> None:
-    """Take down sandboxes whose owner has died (and whose guard died with it)."""
-    for entry in registry.entries():
-        if entry.owner_pid and processes.started_at(entry.owner_pid) != entry.owner_started:
-            Sandbox.attach(entry.name).down()
-
-
-def take_down(name: str, id: str) -> None:
-    """Take down this very sandbox, if it is still there."""
-    entry = registry.find(name)
-    if entry is not None and entry.id == id:
-        Sandbox.attach(name).down()

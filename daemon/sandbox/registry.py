@@ -13,7 +13,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from slurm_elastic.protocol.errors import SandboxError
@@ -37,10 +37,6 @@ class Entry:
     """Random; every daemon of the sandbox carries it in its environment."""
     first_port: int
     ports: int
-    owner_pid: int
-    """Process whose end should end the sandbox; 0 = it outlives its starter."""
-    owner_started: int
-    """Start time of that process in clock ticks since boot, so that a recycled pid is not taken for it."""
 
 
 def entries() -> list[Entry]:
@@ -57,12 +53,10 @@ def find(name: str) -> Entry | None:
     return next((entry for entry in entries() if entry.name == name), None)
 
 
-def register(
-    name: str, dir: Path, id: str, ports: int, owner: tuple[int, int] | None = None, first_port: int | None = None
-) -> Entry:
+def register(name: str, dir: Path, id: str, ports: int, first_port: int | None = None) -> Entry:
     """Choose free ports and write the entry. SandboxError when the name is taken or no block of ports is free.
 
-    owner: (pid, start time) of the process whose end should end the sandbox. first_port: use these, unchecked.
+    first_port: use these, unchecked.
     """
     with _locked() as folder:
         if find(name) is not None:
@@ -71,16 +65,11 @@ def register(
                 "--name starts another one beside it."
             )
         first = first_port if first_port is not None else _free_block(ports)
-        pid, started = owner or (0, 0)
-        entry = Entry(name, str(dir), id, first, ports, pid, started)
-        _write(folder, entry)
+        entry = Entry(name, str(dir), id, first, ports)
+        temporary = folder / f".{name}.tmp"
+        temporary.write_text(json.dumps(asdict(entry)))
+        temporary.rename(folder / f"{name}.json")
         return entry
-
-
-def disown(entry: Entry) -> None:
-    """From now on the sandbox outlives its starter."""
-    with _locked() as folder:
-        _write(folder, replace(entry, owner_pid=0, owner_started=0))
 
 
 def unregister(entry: Entry) -> None:
@@ -93,12 +82,6 @@ def unregister(entry: Entry) -> None:
             (folder / f"{entry.name}.json").unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             folder.rmdir()
-
-
-def _write(folder: Path, entry: Entry) -> None:
-    temporary = folder / f".{entry.name}.tmp"
-    temporary.write_text(json.dumps(asdict(entry)))
-    temporary.rename(folder / f"{entry.name}.json")
 
 
 def _free_block(ports: int) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hooks_build import HOOKS, build, remove_build
+from own_sandbox import OwnSandbox
 from request_comments import COMMENTS
 from waiting import wait_until
 
@@ -94,7 +95,7 @@ def site(can_run_slurm: None) -> Iterator[Site]:
         f"PlugStackConfig={folder}/plugstack.conf",
         "PartitionName=debug Nodes=n1 State=UP",
     )
-    with Sandbox.up(SandboxSpec(nodes=2, with_accounting=False, extra_slurm_conf=extra)) as sandbox:
+    with OwnSandbox.up(SandboxSpec(nodes=2, with_accounting=False, extra_slurm_conf=extra)) as sandbox:
         yield Site(sandbox, folder)
     shutil.rmtree(folder)
     remove_build()

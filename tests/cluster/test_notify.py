@@ -20,6 +20,7 @@ from unittest import mock
 import pytest
 from certificates import self_signed
 from hooks_build import HOOKS
+from own_sandbox import OwnSandbox
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
@@ -88,7 +89,7 @@ def hooked(can_run_slurm: None) -> Iterator[Hooked]:
     hook.write_text(f"#!/bin/bash\nexport PATH=/usr/bin:/bin SELASTIC_CLIENT_CONF={config}\nexec {run}\n")
     hook.chmod(0o755)
     extra = tuple(f"{kind}={hook}" for kind in HOOK_KINDS)
-    with Sandbox.up(SandboxSpec(nodes=2, with_accounting=False, extra_slurm_conf=extra)) as sandbox:
+    with OwnSandbox.up(SandboxSpec(nodes=2, with_accounting=False, extra_slurm_conf=extra)) as sandbox:
         yield Hooked(sandbox, config)
     shutil.rmtree(folder)
 

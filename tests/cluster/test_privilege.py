@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from own_sandbox import OwnSandbox
 from waiting import wait_until
 
 from slurm_elastic.daemon.api.slurm_roles import hides_jobs
@@ -75,7 +76,7 @@ class Cluster:
 def cluster(can_run_slurm: None) -> Iterator[Cluster]:
     """Three nodes, accounting, and everyone's jobs hidden from others."""
     extra = ("PrivateData=jobs,usage,users,accounts,reservations",)
-    with Sandbox.up(SandboxSpec(nodes=3, extra_slurm_conf=extra)) as sandbox:
+    with OwnSandbox.up(SandboxSpec(nodes=3, extra_slurm_conf=extra)) as sandbox:
         yield Cluster(sandbox)
 
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_command import NAMESPACE, sandbox_command
+from own_sandbox import OwnSandbox
+from sandbox_command import NAMESPACE, SUPPORT, sandbox_command
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec, processes, registry
@@ -36,7 +37,7 @@ def nothing_left_of(entry: registry.Entry) -> bool:
 def test_every_node_is_idle_once_up_returns(sandbox: Sandbox, record_property: Callable[[str, object], None]) -> None:
     """`up` returns, in under 20 s, a cluster that can take jobs at once, with all its daemons alive."""
     began = time.monotonic()
-    with Sandbox.up(SandboxSpec()) as other:
+    with OwnSandbox.up(SandboxSpec()) as other:
         taken = time.monotonic() - began
         record_property("seconds_until_ready", round(taken, 1))
         assert taken < 20
@@ -80,7 +81,7 @@ def test_accounting_records_jobs_of_both_users(empty_sandbox: Sandbox) -> None:
 
 def test_two_side_by_side_do_not_meet(sandbox: Sandbox) -> None:
     """Two sandboxes have different ports and see only their own jobs; ending one leaves the other running."""
-    with Sandbox.up(SMALL) as other:
+    with OwnSandbox.up(SMALL) as other:
         first, second = sandbox.entry, other.entry
         assert not set(range(first.first_port, first.first_port + first.ports)) & set(
             range(second.first_port, second.first_port + second.ports)
@@ -94,7 +95,7 @@ def test_two_side_by_side_do_not_meet(sandbox: Sandbox) -> None:
 
 def test_down_ends_jobs_and_their_runaways(can_run_slurm: None, tmp_path: Path) -> None:
     """Steps and even processes that a job has detached from itself are gone after `down`; twice `down` is fine."""
-    with Sandbox.up(SandboxSpec(nodes=2, with_accounting=False)) as up:
+    with OwnSandbox.up(SandboxSpec(nodes=2, with_accounting=False)) as up:
         pid_file = tmp_path / "pid"
         script = f"setsid sh -c 'echo $$ > {pid_file}; exec sleep 900' & srun -N2 sleep 900"
         up.run(["sbatch", "-N2", "--output=/dev/null", "--wrap", script])
@@ -114,7 +115,7 @@ def test_a_taken_port_names_slurmctld(can_run_slurm: None) -> None:
         stranger.listen()
         port = stranger.getsockname()[1]
         with pytest.raises(SandboxError, match=r"(?s)^slurmctld of the sandbox did not start.*bind.*in use"):
-            Sandbox.up(SandboxSpec(nodes=1, with_accounting=False), name="taken-port", first_port=port)
+            OwnSandbox.up(SandboxSpec(nodes=1, with_accounting=False), name="taken-port", first_port=port)
     assert registry.find("taken-port") is None
     assert not Path("/tmp/selastic-sandbox-taken-port").exists()
 
@@ -129,7 +130,7 @@ def test_a_broken_daemon_names_itself(can_run_slurm: None, tmp_path: Path, daemo
     with pytest.raises(
         SandboxError, match=rf"(?s)^{daemon}\S* of the sandbox did not start \(exit status 3\).*no such luck"
     ):
-        Sandbox.up(spec, name=f"broken-{daemon}")
+        OwnSandbox.up(spec, name=f"broken-{daemon}")
     assert registry.find(f"broken-{daemon}") is None
     assert not Path(f"/tmp/selastic-sandbox-broken-{daemon}").exists()
 
@@ -141,7 +142,7 @@ def test_a_directory_with_files_in_it_is_refused_and_kept(can_run_slurm: None, t
     try:
         (folder / "thesis.tex").write_text("precious")
         with pytest.raises(SandboxError, match="not empty"):
-            Sandbox.up(SMALL, name="full", directory=folder)
+            OwnSandbox.up(SMALL, name="full", directory=folder)
         assert (folder / "thesis.tex").read_text() == "precious"
         assert registry.find("full") is None
     finally:
@@ -154,15 +155,15 @@ def test_starter_killed_takes_its_sandbox_with_it(can_run_slurm: None, moment: s
     """SIGKILL of the process that started a sandbox, while it starts or later, leaves no process and no directory."""
     name = f"orphan-{moment}"
     program = (
-        "import sys\nfrom slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec\n"
-        f"Sandbox.up(SandboxSpec(nodes=2, with_accounting=False), name={name!r})\n"
+        "import sys\nfrom own_sandbox import OwnSandbox\nfrom slurm_elastic.daemon.sandbox import SandboxSpec\n"
+        f"OwnSandbox.up(SandboxSpec(nodes=2, with_accounting=False), name={name!r})\n"
         "print('up', flush=True)\nsys.stdin.read()"
     )
     starter = subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(NAMESPACE)},
+        env={**os.environ, "PYTHONPATH": f"{NAMESPACE}:{SUPPORT}"},
     )
     assert starter.stdout is not None and starter.stdin is not None
     with starter.stdout, starter.stdin:

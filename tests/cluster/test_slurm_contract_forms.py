@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from own_sandbox import OwnSandbox
 from slurm_backends import gone, running, seen
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
@@ -60,7 +61,7 @@ def test_every_form_of_asking_for_gpus_is_counted(empty_sandbox: Sandbox) -> Non
 
 def test_gpus_are_counted_without_gpu_accounting(can_run_slurm: None) -> None:
     """A site whose AccountingStorageTRES does not name gres/gpu gets the same totals from what was asked for."""
-    with Sandbox.up(SandboxSpec(nodes=8, with_accounting=False)) as plain:
+    with OwnSandbox.up(SandboxSpec(nodes=8, with_accounting=False)) as plain:
         assert "AccountingStorageTRES" not in (plain.dir / "slurm.conf").read_text()
         assert _summary(gpu_requests(plain)) == EXPECTED
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from live_daemon import live_daemon
+from own_sandbox import OwnSandbox
 from record_slurm import TREE
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
@@ -16,7 +17,7 @@ from slurm_elastic.daemon.slurm import CommandClient
 def tree(can_run_slurm: None) -> Iterator[Sandbox]:
     """n1 and n2 under leaf1, n3 and n4 under leaf2, n5 under no switch."""
     files, lines = {"topology.conf": TREE}, ("TopologyPlugin=topology/tree",)
-    with Sandbox.up(SandboxSpec(nodes=5, extra_slurm_conf=lines, extra_files=files)) as sandbox:
+    with OwnSandbox.up(SandboxSpec(nodes=5, extra_slurm_conf=lines, extra_files=files)) as sandbox:
         yield sandbox
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_sandbox import OwnSandbox
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
@@ -152,7 +153,7 @@ def limit(sandbox: Sandbox) -> None:
 def test_record(can_run_slurm: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writes tests/recorded/slurm-RELEASE.json."""
     monkeypatch.setattr(commands, "_separator", lambda: SEPARATOR)
-    with Sandbox.up(SandboxSpec(nodes=5, extra_slurm_conf=ENFORCED)) as sandbox:
+    with OwnSandbox.up(SandboxSpec(nodes=5, extra_slurm_conf=ENFORCED)) as sandbox:
         limit(sandbox)
         ids = submit_all(sandbox)
         client = Recorder(sandbox.env["SLURM_CONF"])
@@ -168,7 +169,7 @@ def test_record(can_run_slurm: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_record_shares(can_run_slurm: None) -> None:
     """Writes tests/recorded/sshare-RELEASE.txt, of the accounts that test_fair_share.py reads."""
-    with Sandbox.up(SandboxSpec()) as sandbox:
+    with OwnSandbox.up(SandboxSpec()) as sandbox:
         for words in SHARES:
             assert sandbox.run(["sacctmgr", "-i", "add", *words]).returncode == 0, words
         client = Recorder(sandbox.env["SLURM_CONF"])
@@ -185,7 +186,9 @@ def test_record_topology(can_run_slurm: None, name: str) -> None:
         pytest.skip("this Slurm knows no topology.yaml")
     files = {"topology.yaml": TREE_YAML} if yaml else {"topology.conf": TREE}
     lines = ("TopologyPlugin=topology/tree",)
-    with Sandbox.up(SandboxSpec(nodes=5, with_accounting=False, extra_slurm_conf=lines, extra_files=files)) as sandbox:
+    with OwnSandbox.up(
+        SandboxSpec(nodes=5, with_accounting=False, extra_slurm_conf=lines, extra_files=files)
+    ) as sandbox:
         client = Recorder(sandbox.env["SLURM_CONF"])
         client.site()
         release = ".".join(f"{part:02}" for part in client.release())

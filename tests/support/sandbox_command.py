@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMESPACE = Path(__file__).parents[2] / "packaging" / "namespace"
+SUPPORT = Path(__file__).parent
+NAMESPACE = SUPPORT.parents[1] / "packaging" / "namespace"
 
 
 def sandbox_command(*words: str) -> subprocess.CompletedProcess[str]:

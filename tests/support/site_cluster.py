@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from own_sandbox import OwnSandbox
 from sandbox_jobs import cancel_all
 from waiting import wait_until
 
@@ -209,7 +210,7 @@ def configured_slurm(can_run_slurm: None) -> Iterator[SiteCluster]:
         extra_slurm_conf=(*SLURM_CONF, *cgroups, f"Epilog={folder}/epilog"),
         extra_files={name: text.replace("DIR", str(folder)) for name, text in files.items()},
     )
-    with Sandbox.up(spec, directory=folder) as sandbox:
+    with OwnSandbox.up(spec, directory=folder) as sandbox:
         site = SiteCluster(sandbox)
         for qos in QOSES:
             site.sacctmgr("add", "qos", qos)

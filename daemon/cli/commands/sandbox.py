@@ -60,7 +60,7 @@ def _up(args: argparse.Namespace) -> int:
     shape = {name: getattr(args, name) for name in SHAPE}
     spec = SandboxSpec(with_accounting=not args.no_accounting, **shape)
     began = time.monotonic()
-    sandbox = Sandbox.up(spec, name=args.name, directory=args.dir, owned=False)
+    sandbox = Sandbox.up(spec, name=args.name, directory=args.dir)
     gpus = f", {spec.gpus_per_node} {spec.gpu_type} GPUs each" if spec.gpus_per_node else ""
     flag = "" if args.name == DEFAULT_NAME else f" --name {args.name}"
     print(f"Slurm is up after {time.monotonic() - began:.1f} s: {spec.nodes} nodes{gpus}, in {sandbox.dir}.")

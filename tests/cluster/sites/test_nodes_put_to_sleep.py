@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from kill_ground import end_processes
+from own_sandbox import OwnSandbox
 from site_cluster import SiteCluster
 from site_training import Training
 from waiting import wait_until
@@ -73,7 +74,7 @@ def sleepy(can_run_slurm: None) -> Iterator[tuple[SiteCluster, Power]]:
         extra_slurm_conf=tuple(line.replace("DIR", str(folder)) for line in CONF),
         extra_files={name: ASKS.replace("DIR", str(folder)).replace("WORD", word) for name, word in PROGRAMS.items()},
     )
-    with Sandbox.up(spec, directory=folder) as sandbox, contextlib.closing(Power(sandbox)) as power:
+    with OwnSandbox.up(spec, directory=folder) as sandbox, contextlib.closing(Power(sandbox)) as power:
         yield SiteCluster(sandbox), power
 
 

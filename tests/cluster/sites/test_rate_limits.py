@@ -9,6 +9,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
 import pytest
+from own_sandbox import OwnSandbox
 from second_user import GAMES
 from waiting import wait_until
 
@@ -25,7 +26,7 @@ def limited(can_run_slurm: None) -> Iterator[Sandbox]:
     spec = SandboxSpec(nodes=2, with_accounting=False, extra_slurm_conf=(LIMITS,))
     if slurm_release(spec) < (23, 2):
         pytest.skip("this Slurm has no rl_enable")
-    with Sandbox.up(spec) as sandbox:
+    with OwnSandbox.up(spec) as sandbox:
         yield sandbox
 
 

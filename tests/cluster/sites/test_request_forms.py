@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from own_sandbox import OwnSandbox
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
@@ -46,7 +47,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def threaded(can_run_slurm: None) -> Iterator[Sandbox]:
     """Two nodes of 8 cores with two threads each and four GPUs of type 2080ti."""
-    with Sandbox.up(SandboxSpec(nodes=2, threads_per_core=2, gpu_type="2080ti")) as sandbox:
+    with OwnSandbox.up(SandboxSpec(nodes=2, threads_per_core=2, gpu_type="2080ti")) as sandbox:
         yield sandbox
 
 

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec, host, processes
+from own_sandbox import OwnSandbox
+
+from slurm_elastic.daemon.sandbox import SandboxSpec, host, processes
 from slurm_elastic.daemon.sandbox.config import Layout, node_names
 from slurm_elastic.daemon.sandbox.daemons import Daemons
 from slurm_elastic.daemon.sandbox.lifecycle import becoming
@@ -162,7 +164,7 @@ class HostStartup(Startup):
         return program == "switch" or super()._answers(name)
 
 
-class HostsSandbox(Sandbox):
+class HostsSandbox(OwnSandbox):
     """Get it from `HostsSandbox.up(HostsSpec(...))`."""
 
     daemons_kind, startup_kind = HostDaemons, HostStartup
@@ -182,7 +184,7 @@ class HostsSandbox(Sandbox):
         env: dict[str, str] | None = None,
         on: str = names.HEAD,
     ) -> subprocess.CompletedProcess[str]:
-        """See Sandbox. on: the host."""
+        """As of any sandbox. on: the host."""
         words = self.daemons.on_host(on, [*becoming(user), *command])
         return super().run(words, timeout_s=timeout_s, env=env)
 

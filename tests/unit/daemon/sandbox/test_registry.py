@@ -71,14 +71,6 @@ def test_a_successor_of_the_same_name_is_not_forgotten() -> None:
     assert found is not None and found.id == "new"
 
 
-def test_a_disowned_sandbox_has_no_owner() -> None:
-    """`selastic sandbox up` ends and its sandbox stays."""
-    entry = registry.register("one", Path("/tmp/one"), "a", 3, owner=(123, 456))
-    registry.disown(entry)
-    found = registry.find("one")
-    assert found is not None and (found.owner_pid, found.owner_started, found.id) == (0, 0, "a")
-
-
 def test_files_that_are_not_entries_are_passed_over(folder: Path) -> None:
     """A damaged entry does not keep other sandboxes from starting."""
     registry.register("one", Path("/tmp/one"), "a", 3)
