@@ -30,7 +30,7 @@ from ..control.server import ControlServer
 from ..control.worker_client import EXIT_LOST
 from ..node.reach import Listener
 from ..node.worker_process import NOTICES
-from . import job_dir, left_logs
+from . import job_dir
 from .daemon_client import Connect
 from .launchers import Options, StartLauncher
 from .lease import RENEW_S, Lease
@@ -239,7 +239,7 @@ class Supervisor:
     def _retain(self, action: actions.RetainJobs) -> None:
         self._launcher.retain(action.slurm_job_ids)
         folder = self._options.job_dir / "logs"
-        self._disk.do(lambda: left_logs.put_together(folder, action.slurm_job_ids), lambda error: None, 0.0)
+        self._disk.do(lambda: job_dir.put_together(folder, action.slurm_job_ids), lambda error: None, 0.0)
 
     def _update_registration(self, action: actions.UpdateRegistration) -> None:
         if self._daemon is not None:

@@ -14,7 +14,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,9 +25,15 @@ from ..node import program
 
 PRIVATE = "logs", "checkpoints", "compiled"
 """Folders of the job directory that nobody else can enter: torch loads code from the last one."""
+KEPT = 20
+"""Companions whose logs stand by themselves."""
+TOGETHER, OLDER = "left.log", "left.older.log"
+MOST_BYTES = 16 << 20
+"""Of what was put together, this is kept of the last, and a few times that at most."""
 RECORD = "run.json"
 MARK = ".mark-"
 RUN = ".run"
+_LOG = re.compile(r"(?:agents-)?(\d+)(?:\..+)?\.log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,3 +176,23 @@ def newest_step(place: Path) -> int | None:
     found = [*place.glob("step-*/checkpoint.json"), *place.glob("*/step-*/checkpoint.json")]
     steps = [int(match.group(1)) for path in found if (match := re.match(r"step-(\d+)", path.parent.name))]
     return max(steps, default=None)
+
+
+def put_together(folder: Path, used: Set[int]) -> None:
+    """Append the logs of all companions that are neither `used` nor among the last to one file, each under its name: a
+    job that is resized for months has thousands of them, and a disk has inodes for so many files only. What is written
+    to one later goes with it. Raises OSError."""
+    logs: dict[int, list[Path]] = {}
+    for path in folder.iterdir():
+        if (found := _LOG.fullmatch(path.name)) and int(found.group(1)) not in used:
+            logs.setdefault(int(found.group(1)), []).append(path)
+    for job_id in sorted(logs)[:-KEPT]:
+        for path in sorted(logs[job_id]):
+            with (folder / TOGETHER).open("ab") as together, path.open("rb") as log:
+                together.write(f"==> {path.name} <==\n".encode())
+                log.seek(max(0, path.stat().st_size - MOST_BYTES))
+                shutil.copyfileobj(log, together)
+                full = together.tell() >= MOST_BYTES
+            if full:
+                (folder / TOGETHER).replace(folder / OLDER)
+            path.unlink()

@@ -292,7 +292,7 @@ def tell(make):
     except TrainingError as error:
         print(error)
 
-import slurm_elastic.trainer_shim.adapters.lightning_checks as adapter
+import slurm_elastic.trainer_shim.lightning as adapter
 tell(lambda: ElasticStrategy(batch=4, unit={"tp": 2}))
 adapter.PRIVATE.append((adapter.call, "_gone"))
 tell(lambda: ElasticStrategy(batch=4))

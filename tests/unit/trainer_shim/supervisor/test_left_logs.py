@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.trainer_shim.supervisor import left_logs
-from slurm_elastic.trainer_shim.supervisor.left_logs import KEPT, OLDER, TOGETHER, put_together
+from slurm_elastic.trainer_shim.supervisor import job_dir
+from slurm_elastic.trainer_shim.supervisor.job_dir import KEPT, OLDER, TOGETHER, put_together
 
 
 def test_old_logs_are_put_together_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_old_logs_are_put_together_and_nothing_is_lost(tmp_path: Path) -> None:
 
 def test_what_was_put_together_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The youngest are kept, two files of a bounded size in all; so is the end of a log that alone is too long."""
-    monkeypatch.setattr(left_logs, "MOST_BYTES", 1000)
+    monkeypatch.setattr(job_dir, "MOST_BYTES", 1000)
     for number in range(100, 400):
         (tmp_path / f"{number}.n1.0.log").write_bytes(
             b"x" * (100_000 if number == 250 else 90) + f"<{number}>".encode()
