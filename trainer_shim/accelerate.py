@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,6 +38,7 @@ from slurm_elastic.protocol.errors import TrainingError
 
 from .adapters.loop import Counted, check_options, check_parts, rank_to_show, refuse, taken_over, whole, wrap_options
 from .job import Job, join
+from .loops.enumerated import Enumerated
 from .loops.epochs import VotedStep
 from .state.trackers import Tracker
 
@@ -330,12 +331,18 @@ class _Loader:
         self._hold = hold
         self._feed, self._shuffle = taken_over(loader, hold.job)
         self.dataset = loader.dataset
+        self._say: Callable[[str], None] | None = hold.job.log
 
     def __len__(self) -> int:
         """Optimizer steps of a whole pass at the current global batch."""
         return -(-self._feed.samples // self._hold.job.batch)
 
     def __iter__(self) -> Iterator[Any]:
+        job, say = self._hold.job, self._say
+        self._say = None
+        return Enumerated(self._batches(), job._epoch_loop.done(len(self), job.batch), False, say)
+
+    def _batches(self) -> Iterator[Any]:
         hold = self._hold
         epoch_loop = hold.job._epoch_loop
         hold.tell_rank()

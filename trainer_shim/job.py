@@ -439,12 +439,15 @@ class Loader:
         self._samples = whole(len(mapped(dataset)), job._tuning.each)
         self._asked = False
         """The script has asked how much is done."""
+        self._say: Callable[[str], None] | None = job.log
+        """Until the first pass."""
         self.dataset = dataset
 
     def __iter__(self) -> Iterator[Any]:
         epoch_loop = self._job._epoch_loop
         batches = epoch_loop.iterate(epoch_loop.feed(self.dataset, self._options), self._shuffle)
-        return Enumerated(batches, self._done(), self._asked)
+        say, self._say = self._say, None
+        return Enumerated(batches, self._done(), self._asked, say)
 
     def __len__(self) -> int:
         """Optimizer steps of a whole pass at the current global batch."""
@@ -460,7 +463,4 @@ class Loader:
         return self._done()
 
     def _done(self) -> int:
-        progress, ordinal = self._job._state.progress, self._job._epoch_loop.number
-        if ordinal != progress.loader:
-            return len(self) if ordinal < progress.loader else 0
-        return -(-progress.cursor // self._job.batch)
+        return self._job._epoch_loop.done(len(self), self._job.batch)

@@ -66,6 +66,13 @@ class EpochLoop:
     def close(self) -> None:
         self._feeds.clear()
 
+    def done(self, whole: int, batch: int) -> int:
+        """Batches of the pass that comes which are done already, of a whole pass's."""
+        progress = self._session.state.progress
+        if self.number != progress.loader:
+            return whole if self.number < progress.loader else 0
+        return -(-progress.cursor // batch)
+
     def iterate(self, feed: Feed, shuffle: bool) -> Iterator[Any]:
         """One pass: this rank's samples, micro batch by micro batch. Between two steps the world may change."""
         session = self._session

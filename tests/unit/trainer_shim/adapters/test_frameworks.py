@@ -348,6 +348,31 @@ for make in [
 """
 
 
+COUNTED = """
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, TensorDataset
+from slurm_elastic.trainer_shim.accelerate import elastic
+accelerator = Accelerator(cpu=True)
+job = elastic(accelerator, batch=4)
+net = torch.nn.Linear(1, 1)
+sgd = torch.optim.SGD(net.parameters(), 0.1)
+net, sgd, loader = accelerator.prepare(net, sgd, DataLoader(TensorDataset(torch.ones(18, 1))))
+job.begin_at(step=2, samples=8, in_epoch=8)
+for _ in job.epochs(2):
+    for step, (x,) in enumerate(loader):
+        accelerator.backward(net(x).mean())
+        sgd.step()
+        print(step, end=" ")
+"""
+
+
+def test_enumerate_over_accelerates_loader_goes_on_within_a_pass() -> None:
+    """Where a worker joins in it: `step` of the usual loops is that of the others."""
+    done = run([sys.executable, "-c", COUNTED], env={"PYTHONPATH": str(NAMESPACE), "PATH": "/usr/bin:/bin"})
+    assert done.stdout.split() == list("23401234"), done.stdout + done.stderr
+
+
 def test_what_cannot_be_done_elastically_is_refused() -> None:
     """Steps of one size, accumulation by the Trainer, part of the data or of an epoch, manual optimization, samplers of
     one's own, two loaders, a framework's checkpoint: one sentence each, before any training."""

@@ -12,6 +12,7 @@ import torch
 from local_jobs import DATA, loss_of, refused
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
+from tqdm import tqdm
 
 import slurm_elastic.trainer_shim as elastic
 
@@ -159,6 +160,9 @@ def test_a_tensor_comes_back_to_where_it_was(made: list[elastic.Job]) -> None:
         (lambda loader: enumerate(loader, 1), 2),
         (lambda loader: enumerate(loader, loader.done), 1),
         (lambda loader: zip(itertools.count(loader.done), loader, strict=False), 1),
+        (lambda loader: enumerate(tqdm(loader, disable=None)), 1),
+        (lambda loader: enumerate(tqdm(map(list, loader)), 2), 3),
+        (lambda loader: tqdm(enumerate(tqdm(loader))), 1),
     ],
 )
 def test_enumerate_goes_on_within_a_pass(made: list[elastic.Job], count: Any, first: int) -> None:
@@ -171,3 +175,31 @@ def test_enumerate_goes_on_within_a_pass(made: list[elastic.Job], count: Any, fi
             numbers.append(number)
             step(net, optimizer, batch)
     assert numbers == [first, first + 1] and job.global_step == 3
+
+
+def handed_on(loader: Any) -> Iterator[Any]:
+    yield from loader
+
+
+@pytest.mark.parametrize(
+    ("around", "name"),
+    [
+        (lambda loader: zip(range(9), loader, strict=False), "zip()"),
+        (lambda loader: itertools.islice(loader, 2), "islice()"),
+        (lambda loader: enumerate(handed_on(loader)), "handed_on()"),
+        (lambda loader: zip(range(9 - loader.done), loader, strict=False), ""),
+        (enumerate, ""),
+        (handed_on, ""),
+    ],
+)
+def test_what_counts_around_a_loader_and_is_not_moved_is_named_once(
+    made: list[elastic.Job], capsys: pytest.CaptureFixture[str], around: Any, name: str
+) -> None:
+    """In the first step of a training, also of one process; none that asks what is done."""
+    job, net, optimizer = own(made)
+    loader = job.loader(DATA)
+    for _ in job.epochs(2):
+        for item in around(loader):
+            step(net, optimizer, item[1] if isinstance(item[0], int) else item)
+    said = [line for line in capsys.readouterr().out.splitlines() if "stands between" in line]
+    assert [line.partition(" ")[0] for line in said] == [name][: bool(name)]
