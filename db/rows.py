@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slurm_elastic.protocol.codec import decode
-from slurm_elastic.protocol.messages import Piece, Resize, ResizeTarget, Shape
+from slurm_elastic.protocol.messages import Piece, Resize, ResizeTarget, Shape, Tried
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
 
@@ -66,6 +66,17 @@ class InUse:
     @property
     def gpus(self) -> int:
         return sum(piece.gpus for piece in self.pieces)
+
+
+@record(frozen=True, slots=True)
+class ProbeRow:
+    """What `selastic probe` found in a partition."""
+
+    user: str
+    """For whose jobs it counts; empty: for everybody's."""
+    partition: str
+    at: float
+    tried: tuple[Tried, ...]
 
 
 @record(frozen=True, slots=True)

@@ -271,6 +271,16 @@ host_pairs = Table(
     Column("last_at", Double, nullable=False),
 )
 
+# What `selastic probe` found in each partition; of user "" for everybody's jobs.
+probes = Table(
+    "probes",
+    metadata,
+    Column("user", String(255), primary_key=True),
+    Column("partition", String(255), primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("tried", JSON, nullable=False),
+)
+
 # What a job ran and on which kind of GPU, so that the next run of it need not start from nothing.
 programs = Table(
     "programs",

@@ -18,14 +18,14 @@ from .lease import guard
 from .migrate import check, migrate
 from .parts.decisions import DecisionStore
 from .parts.history import History
-from .parts.host_pairs import HostPairs
 from .parts.jobs import Jobs
 from .parts.outcomes import Outcomes
 from .parts.resizes import ResizeStore
+from .parts.site import HostPairs, Probes
 from .parts.thinning import Thinning
 
 
-class Store(Jobs, Thinning, DecisionStore, ResizeStore, HostPairs, History, Outcomes):
+class Store(Jobs, Thinning, DecisionStore, ResizeStore, HostPairs, Probes, History, Outcomes):
     """The database of one daemon. `Store.open(url)` creates or upgrades it; `Store(url)` wants it ready."""
 
     def __init__(self, url: str, fence: int | None = None) -> None:

@@ -23,6 +23,7 @@ class EventKind(Explained):
     PINNED = "pinned", "a user holds the job at a size"
     UNPINNED = "unpinned", "a user lets the job be resized again"
     HOSTS_CLEARED = "hosts_cleared", "a user says that hosts reach each other again (job 0)"
+    PROBED = "probed", "a user has tried what Slurm does in a partition (job 0)"
     RESIZE_ISSUED = _of_state(ResizeState.ISSUED)
     RESIZE_ACCEPTED = _of_state(ResizeState.ACCEPTED)
     RESIZE_SAVED = _of_state(ResizeState.SAVED)

@@ -243,3 +243,27 @@ class Pin:
     """Hold a job at so many GPUs; null lets it go."""
 
     gpus: Annotated[int, Within(1, 1_000_000)] | None
+
+
+WORKS, REFUSED, NOT_TRIED = "works", "refused", "not tried"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One thing that `selastic probe` has tried of a site's Slurm."""
+
+    name: str
+    outcome: str
+    """WORKS, REFUSED or NOT_TRIED."""
+    said: str = ""
+    """What was seen, or why not; where Slurm or the site refused, their words."""
+    seconds: Annotated[float, Within(0, 86400)] | None = None
+    """How long it took, where that says something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a probe found in a partition."""
+
+    partition: str
+    tried: tuple[Tried, ...] = ()

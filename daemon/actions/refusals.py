@@ -19,6 +19,7 @@ from slurm_elastic.protocol.records import record
 
 from ..config.settings import Settings
 from ..slurm.model import Job
+from .probed import REQUEUE, SHRINK, Found, no_companions, refused
 from .subject import JOB, Subject
 
 BACKOFF_MAX_S = 3600.0
@@ -41,9 +42,14 @@ class Refusal:
     """Whom it concerns, where that is more than one job: partition low, for instance."""
 
     @property
+    def lasts(self) -> bool:
+        """It is never asked again."""
+        return self.until == inf
+
+    @property
     def words(self) -> str:
         """Why it is not tried, in words that follow a colon."""
-        if self.until == inf:
+        if self.lasts:
             return self.sentence
         return f"not tried for {self.scope or 'this job'} for a while: {self.sentence}"
 
@@ -51,9 +57,12 @@ class Refusal:
 WHOLE_JOBS = Refusal("this site gives back whole Slurm jobs only (release_by)", inf)
 
 
-def standing(settings: Settings) -> Mapping[EventKind, Refusal]:
-    """What is never asked of Slurm, as the site wants it."""
-    return {EventKind.SHRINK: WHOLE_JOBS} if settings.release_by == "job" else {}
+def standing(settings: Settings, found: Found) -> Mapping[EventKind, Refusal]:
+    """What is never asked of Slurm, as the site wants it, or because `selastic probe` was refused it (`found`)."""
+    probed = {EventKind.SHRINK: refused(found, SHRINK), EventKind.REQUEUE: refused(found, REQUEUE)}
+    probed[EventKind.RESIZE_SUBMITTED] = no_companions(found)
+    never = {kind: Refusal(f"selastic probe was refused it: {words}", inf) for kind, words in probed.items() if words}
+    return {**never, EventKind.SHRINK: WHOLE_JOBS} if settings.release_by == "job" else never
 
 
 @record(frozen=True, slots=True)

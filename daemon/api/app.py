@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from slurm_elastic.db.clock import steady_now
+from slurm_elastic.db.rows import ProbeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol import request as elastic_request
@@ -29,7 +30,7 @@ from slurm_elastic.protocol.api.request_proof import JobProofs
 from slurm_elastic.protocol.api.routes import ROUTES, Caller, NoQuery, ResizeQuery, Route
 from slurm_elastic.protocol.errors import NotAllowed, NotFound, RequestError
 from slurm_elastic.protocol.event_kind import EventKind
-from slurm_elastic.protocol.messages import Grant, Phase, Pin, Reachable, Registration, Reports, Resize
+from slurm_elastic.protocol.messages import Grant, Phase, Pin, Probed, Reachable, Registration, Reports, Resize
 from slurm_elastic.protocol.version import version
 
 from .. import reports
@@ -37,6 +38,7 @@ from ..config.settings import Settings
 from ..reports.answers import Health, Pinned, Stored, Taken
 from ..reports.common import Viewer, not_known
 from ..reports.hosts import Cleared
+from ..reports.probes import Remembered
 from . import openapi
 from . import requests as guard
 from .auth import Authenticator
@@ -50,6 +52,8 @@ from .views import Planner, Views
 
 _SUPERVISORS = (routes.REGISTER, routes.PHASES, routes.REPORTS)
 """What a supervisor says."""
+MOST_LETTERS, MOST_TRIED = 255, 50
+"""Of a partition's name, and in one probe."""
 Handler = Callable[[Call[Any, Any]], Awaitable[object]]
 """Gives the answer, a Response for one that is no JSON, or None for nothing new."""
 
@@ -221,6 +225,10 @@ class Api:
         """An admin, or a user for the jobs of theirs, says that hosts reach each other again."""
         return await self._shares.run(call.viewer, partial(self._clear_hosts, call.message, call.viewer))
 
+    async def probed(self, call: Call[NoQuery, Probed]) -> object:
+        """What was found counts for everybody's jobs where an admin has probed, for their own where a user has."""
+        return await self._shares.run(call.viewer, partial(self._probed, call.message, call.viewer))
+
     async def _own(self, job_id: int, viewer: Viewer) -> None:
         """Refuse what is not the viewer's own job."""
         owner = await run_sync(self.controller.owner, job_id, viewer.uid)
@@ -264,6 +272,16 @@ class Api:
         self.store.add_event(0, EventKind.HOSTS_CLEARED, f"uid:{viewer.uid}", detail, now)
         self.controller.wake("hosts")
         return found
+
+    def _probed(self, probed: Probed, viewer: Viewer) -> Remembered:
+        if len(probed.partition) > MOST_LETTERS or len(probed.tried) > MOST_TRIED:
+            words = f"a partition's name of at most {MOST_LETTERS} letters, and at most {MOST_TRIED} things tried"
+            raise Refused(413, f"what was probed is too much; accepted: {words}")
+        user, now = "" if viewer.admin else viewer.name, steady_now()
+        self.store.save_probe(ProbeRow(user, probed.partition, now, probed.tried))
+        detail = {"partition": probed.partition, "user": user, "tried": len(probed.tried)}
+        self.store.add_event(0, EventKind.PROBED, f"uid:{viewer.uid}", detail, now)
+        return Remembered(user=user)
 
 
 class Application(Starlette):

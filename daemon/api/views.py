@@ -118,6 +118,10 @@ class Views:
         """Pairs of hosts that did not reach each other."""
         return await self._made(call, reports.hosts, call.viewer, steady_now())
 
+    async def probes(self, call: Call[NoQuery, None]) -> object:
+        """What probes found."""
+        return await self._made(call, reports.probes, call.viewer)
+
     async def _over_a_window(self, call: Call[WindowQuery, None], report: Callable[..., object]) -> object:
         asked, now = call.query, steady_now()
         start = max(0.0, now - DAY_S) if asked.start is None else asked.start

@@ -6,10 +6,10 @@ slurm_limits.gpu_limits; what it does not know, Slurm will say.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from math import inf
 
-from slurm_elastic.protocol.messages import Shape
+from slurm_elastic.protocol.messages import Shape, Tried
 
 from ..slurm.model import Job
 from ..slurm.site import PartitionRules
@@ -20,11 +20,15 @@ class CompanionLimits:
     """For one plan: what it places is counted, so that two jobs do not take the same last place."""
 
     def __init__(self, usage: LimitUsage, promised: LimitUsage, companion_qos: str = "", by: str = "") -> None:
-        """by: `Shape.by` of companions."""
+        """by: `Shape.by` of companions; empty: as was probed."""
         self.companion_qos, self.by = companion_qos, by
         self._usage = usage.plus(promised)
         self.refused: dict[int, str] = {}
         """The limit that keeps a job from a companion, by job id."""
+
+    def found(self, base: Job) -> Mapping[str, Tried]:
+        """What `selastic probe` found that counts for this job."""
+        return self._usage.site.found(base.user, base.partition)
 
     def allow(self, base: Job, shapes: Collection[Shape]) -> bool:
         """Whether a job may ask for these companions, as jobs."""

@@ -44,6 +44,11 @@ COMMANDS = (
     Command("pin", _HERE + "pin", "hold a job at a size"),
     Command("unpin", _HERE + "pin", "let a pinned job be resized again", "add_unpin_arguments", "run_unpin"),
     Command("hosts", _HERE + "hosts", "pairs of hosts that do not reach each other; clear them"),
+    Command(
+        "probe",
+        "slurm_elastic.daemon.probe.command",
+        "try this Slurm for real, with a few jobs of a minute",
+    ),
     Command("run", "slurm_elastic.trainer_shim.supervisor.cli", "run a training script on everything the job holds"),
     Command("rehearse", "slurm_elastic.trainer_shim.rehearse.cli", "prove that a script trains the same while resized"),
     Command("convert", "slurm_elastic.daemon.cli.conversion.command", "propose the diff that makes a script elastic"),

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slurm_elastic.db.rows import ResizeRow
+from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..actions.action import Action, Cancel
+from ..actions.probed import companion_by
 from ..capacity.constraints import held_to
 from ..capacity.placement import ShapeTemplate, one_node_each, place, take
 from ..capacity.requeue_placement import reservation_of
@@ -29,6 +31,7 @@ class CompanionJob(Mechanism):
     name = "companion"
     drops = DropRule("companion", price=1, whole=True)
     adds = True
+    asks = (EventKind.RESIZE_SUBMITTED,)
 
     def fits(self, job: ResizableJob, site: Site) -> str:
         return super().fits(job, site) or _unfollowed(job.job) or _barred(job.job.base, site)
@@ -46,8 +49,10 @@ class CompanionJob(Mechanism):
     def place(self, job: ResizableJob, keep: tuple[Piece, ...], gpus: int, free: FreeNodes) -> Placement | None:
         more = gpus - sum(piece.gpus for piece in keep)
         base, limits = job.job.base, free.companions
-        allowed = (limits.most_on_a_node(base), limits.companion_qos, limits.by) if limits else (0, "", "")
-        template = ShapeTemplate.of(base, *allowed)
+        template = ShapeTemplate.of(base)
+        if limits is not None:
+            by = limits.by or companion_by(limits.found(base))
+            template = ShapeTemplate.of(base, limits.most_on_a_node(base), limits.companion_qos, by)
         for soon in (False, True):
             shapes = _placed(job, keep, more, template, free, soon)
             if shapes is None:

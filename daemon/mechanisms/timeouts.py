@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ..actions.probed import EPILOG, granted_s, seconds
 from ..config.settings import Settings
 from ..slurm.site import Site
 
 
-def companion_wait_s(settings: Settings, site: Site) -> float:
-    """Seconds that a companion may wait: Slurm looks at one beside other waiting jobs once in a `bf_interval` only."""
-    return max(settings.companion_wait_s, 2 * site.bf_interval_s)
+def companion_wait_s(settings: Settings, site: Site, user: str = "", partition: str = "") -> float:
+    """Seconds that a companion may wait: Slurm looks at one beside other waiting jobs once in a `bf_interval` only, and
+    one that was probed may have been granted late."""
+    return max(settings.companion_wait_s, 2 * site.bf_interval_s, 2 * granted_s(site.found(user, partition)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +49,8 @@ class Bounds:
             stop_s=settings.requeue_stop_s,
             restart_s=settings.requeue_start_s,
         )
+
+    def at(self, site: Site) -> Bounds:
+        """These, with time for the longest epilog that was probed for the site."""
+        epilog_s = max((seconds(found, EPILOG) for (user, _), found in site.probed.items() if not user), default=0.0)
+        return replace(self, release_s=max(self.release_s, 2 * epilog_s)) if epilog_s else self

@@ -31,6 +31,7 @@ from .decision_record import (
     row_of_frozen,
     row_of_waiting,
 )
+from .moves import Move
 from .row_speeds import Row, Speeds, speeds_of
 from .running.job import RunningJob
 from .waiting.first_sizes import NO_FIRST_SIZES, FirstSizes
@@ -69,11 +70,10 @@ def plan_round(inputs: Inputs) -> Plan:
     """The plan of one round."""
     made = decide(inputs)
     room, division = made.context.room, made.division
-    wait_s = companion_wait_s(inputs.settings, inputs.site)
     rows = _running_rows(made) + _waiting_rows(made)
     return Plan(
         rows=tuple(sorted(rows, key=attrgetter("job_id"))),
-        resizes=tuple(move.resize(wait_s) for move in made.begun),
+        resizes=tuple(move.resize(_wait_s(inputs, move)) for move in made.begun),
         met=room.met,
         unmet=tuple(need.job_id for need in room.unmet),
         capacity=made.capacity,
@@ -87,6 +87,11 @@ def plan_round(inputs: Inputs) -> Plan:
         resumes=made.resumes,
         first=made.first,
     )
+
+
+def _wait_s(inputs: Inputs, move: Move) -> float:
+    base = move.allotment.running.job.base
+    return companion_wait_s(inputs.settings, inputs.site, base.user, base.partition)
 
 
 def _running_rows(made: Decisions) -> list[DecisionRow]:

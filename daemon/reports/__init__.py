@@ -13,6 +13,7 @@ from .explain import explain
 from .history import events, plan, plan_row
 from .hosts import clear, hosts
 from .predict import prediction_errors
+from .probes import probes
 from .status import job, status
 from .usage import usage
 
@@ -28,6 +29,7 @@ __all__ = [
     "plan",
     "plan_row",
     "prediction_errors",
+    "probes",
     "status",
     "usage",
 ]

@@ -16,6 +16,7 @@ from .explain import Explain
 from .history import Events, PlanTable
 from .hosts import Cleared, PairsOfHosts
 from .predict import Prediction, PredictionErrors
+from .probes import Findings, Remembered
 from .record import about, record
 from .status import JobStatus, StatusTable
 from .usage import Usage
@@ -88,5 +89,7 @@ ANSWERS: dict[Route, type[Any]] = {
     routes.HOSTS: PairsOfHosts,
     routes.CLEAR_HOSTS: Cleared,
     routes.PREDICTIONS: PredictionErrors,
+    routes.PROBES: Findings,
+    routes.PROBED: Remembered,
 }
 ROUTE_OF: dict[type[Any], Route] = {kind: route for route, kind in ANSWERS.items()}

@@ -7,6 +7,7 @@ Limit: the viewer is taken at its word; the API says who it is.
 
 from __future__ import annotations
 
+import pwd
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -71,6 +72,14 @@ class Viewer:
     """Others' jobs are hidden altogether, as Slurm's PrivateData=jobs has it."""
     key: bytes = field(default=b"", compare=False, repr=False)
     """What the answer to them is proven with; empty: nothing."""
+
+    @property
+    def name(self) -> str:
+        """As Slurm shows it: the number where the user has no name here."""
+        try:
+            return pwd.getpwuid(self.uid).pw_name
+        except KeyError:
+            return str(self.uid)
 
 
 def may_see(viewer: Viewer, job: JobRow) -> bool:

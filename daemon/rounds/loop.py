@@ -245,7 +245,8 @@ class Rounds:
         return {}
 
     def _read_site(self) -> Site:
-        site, qos = self.client.site(), self.settings.companion_qos
+        found = {(row.user, row.partition): {one.name: one for one in row.tried} for row in self.store.probes()}
+        site, qos = replace(self.client.site(), probed=found), self.settings.companion_qos
         if not (qos and site.checks_qos):
             return site
         users = self._site.companion_qos_users
@@ -288,7 +289,7 @@ class Rounds:
         actions: Sequence[Action] = [
             *(action for one in waiting for action in one.actions(seen.snapshot, self._site)),
             *next_actions(
-                *(seen.roster, seen.in_use, left, self._unused, now, self.bounds),
+                *(seen.roster, seen.in_use, left, self._unused, now, self.bounds.at(self._site)),
                 overtaken=lost,
                 kept_whole=self._kept_whole(seen.roster, now),
             ),
@@ -384,12 +385,16 @@ class Rounds:
 
     def _refused(self, roster: Roster, now: float) -> dict[int, Mapping[EventKind, Refusal]]:
         """What Slurm refuses to do about running jobs now, by job id."""
-        refusals, jobs = self.executor.refusals, (job for job in roster.elastic.values() if job.running)
-        never = standing(self.settings)
-        if refusals.none and not never:
+        refusals, site = self.executor.refusals, self._site
+        if refusals.none and not site.probed and self.settings.release_by != "job":
             return {}
+        jobs = ((job.job_id, job.base) for job in roster.elastic.values() if job.running)
         found = {
-            job.job_id: {**refusals.of(Concerned.of(Subject.job(job.job_id), job.base), now), **never} for job in jobs
+            job_id: {
+                **refusals.of(Concerned.of(Subject.job(job_id), base), now),
+                **standing(self.settings, site.found(base.user, base.partition)),
+            }
+            for job_id, base in jobs
         }
         return {job_id: refused for job_id, refused in found.items() if refused}
 

@@ -226,19 +226,15 @@ def _check_companion_qos(settings: Settings) -> str:
 
 
 def _check_rights(settings: Settings) -> str:
-    client, user = CommandClient(settings.slurm_conf), _own_name()
-    if user in ("root", client.slurm_user()):
+    user = _own_name()
+    return rights(user, CommandClient(settings.slurm_conf).may_change(user), settings.mode)
+
+
+def rights(user: str, accounts: Collection[str] | None, mode: str) -> str:
+    """Whose jobs Slurm lets the daemon's user change: those of these accounts; None: all. ConfigError when it is
+    nobody's and the daemon is to act."""
+    if accounts is None:
         return f"{user} may change all jobs"
-    operators, accounts = frozenset[str](), frozenset[str]()
-    with contextlib.suppress(SlurmError):  # no slurmdbd: nobody has been granted anything
-        operators, accounts = client.operators(), client.coordinated(user)
-    return rights(user, user in operators, accounts, settings.mode)
-
-
-def rights(user: str, operator: bool, accounts: Collection[str], mode: str) -> str:
-    """Whose jobs Slurm lets the daemon's user change. ConfigError when it is nobody's and the daemon is to act."""
-    if operator:
-        return f"{user} may change all jobs, as an operator"
     if accounts:
         return f"{user} may change the jobs of {', '.join(sorted(accounts))}, as coordinator"
     none = f"{user} may change nobody else's jobs: it is neither coordinator nor operator (see docs/how-to/install.md)"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 from slurm_elastic.protocol.api import munge
-from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable, SlurmUnreachable
+from slurm_elastic.protocol.errors import SlurmError, SlurmRefused, SlurmUnparsable, SlurmUnreachable
 
 from . import accounting, arguments, fair_share, parse, pending_resize, site
 from .accounting import QosUser
@@ -37,7 +37,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-_NO_ANSWER = re.compile(
+NO_ANSWER = re.compile(
     r"unable to contact slurm controller|connect failure|socket timed out|zero bytes were transmitted"
     r"|authentication error|communications? (?:connection|shutdown|send|receive) failure|connection refused"
     # scontrol update says only this when slurmctld does not answer.
@@ -245,6 +245,10 @@ class CommandClient(SlurmClient):
             if not _NO_RESERVATION.search(str(error)):
                 raise
 
+    def default_partition(self) -> str:
+        """Where jobs go that name none; empty: nowhere."""
+        return next((name[:-1] for name in self._printed("sinfo", "-h", "-o", "%P").split() if name.endswith("*")), "")
+
     def node_addresses(self) -> tuple[str, ...]:
         """Where slurmctld reaches each node: a name or an address."""
         return tuple(dict.fromkeys(self._printed("sinfo", "-h", "-a", "-N", "-o", "%o").split()))
@@ -260,6 +264,14 @@ class CommandClient(SlurmClient):
         return frozenset(
             account for name, _, accounts in users if name == user for account in accounts.split(",") if account
         )
+
+    def may_change(self, user: str) -> frozenset[str] | None:
+        """The accounts whose jobs this user may change, as their coordinator; None: everybody's jobs."""
+        if user in ("root", self.slurm_user()):
+            return None
+        with contextlib.suppress(SlurmError):  # no slurmdbd: nobody has been granted anything
+            return None if user in self.operators() else self.coordinated(user)
+        return frozenset()
 
     def qos_names(self) -> frozenset[str]:
         """Every QOS that slurmdbd knows."""
@@ -323,7 +335,7 @@ class CommandClient(SlurmClient):
             return False
         if _HAS_ENDED.search(done.stderr):
             return True
-        if done.returncode != 0 or _NO_ANSWER.search(done.stderr):
+        if done.returncode != 0 or NO_ANSWER.search(done.stderr):
             raise _refusal(done, f"cancel job {job_id}")
         return True
 
@@ -351,7 +363,7 @@ class CommandClient(SlurmClient):
             # 22.05 leaves a field that it does not know empty, with status 0 and a message on stderr.
             if "format specification" in done.stderr:
                 raise SlurmUnparsable(f"{command} does not know a field: {_said(done)}")
-            if _NO_ANSWER.search(done.stderr):
+            if NO_ANSWER.search(done.stderr):
                 raise _no_answer(done, command)
         return parse.records(done.stdout, fields, separator, command)
 
@@ -383,7 +395,7 @@ def says_ended(text: str) -> bool:
 
 
 def _refusal(done: subprocess.CompletedProcess[str], what: str) -> SlurmRefused | SlurmUnreachable:
-    if _NO_ANSWER.search(done.stderr) or done.returncode < 0:
+    if NO_ANSWER.search(done.stderr) or done.returncode < 0:
         return _no_answer(done, "slurmctld")
     return SlurmRefused(f"Slurm refused to {what}: {_said(done)}")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from slurm_elastic.protocol.errors import SlurmUnparsable
+from slurm_elastic.protocol.messages import NOT_TRIED, Tried
 
 from .accounting import WORD, PartitionUser, QosUser, SlurmLimit
 from .fair_share import ShareTree
@@ -106,6 +107,14 @@ class Site:
     """None: not asked for, or not known."""
     bf_interval_s: float = 0.0
     """Seconds between two looks of the backfill scheduler; 0: there is none, or it is not known."""
+
+    probed: Mapping[tuple[str, str], Mapping[str, Tried]] = field(default_factory=dict)
+    """What `selastic probe` found, by user ("": for everybody's jobs) and partition."""
+
+    def found(self, user: str, partition: str) -> Mapping[str, Tried]:
+        """What counts for this user's jobs in a partition: the user's own findings before the site's."""
+        own = {k: one for k, one in self.probed.get((user, partition), {}).items() if one.outcome != NOT_TRIED}
+        return {**self.probed.get(("", partition), {}), **own} if self.probed else {}
 
     def accounts(self, account: str) -> list[str]:
         """An account, then those above it."""

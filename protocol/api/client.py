@@ -92,6 +92,11 @@ class Client:
         """Where the daemon is. Raises DaemonUnreachable when nothing says so, ConfigError when that is no address."""
         return self._place()[0]
 
+    @property
+    def uid(self) -> int | None:
+        """Of the daemon's user, where a file says it. Raises as `url` does."""
+        return self._place()[1].get("uid")
+
     def _place(self) -> tuple[str, dict[str, Any]]:
         given = self._url or os.environ.get("SELASTIC_URL")
         values = {"url": given} if given else _file()

@@ -169,10 +169,13 @@ HOSTS = Route("hosts", "GET", "/v1/hosts", "Pairs of hosts that did not reach ea
 CLEAR_HOSTS = Route(
     "clear_hosts", "POST", "/v1/hosts/clear", "Hosts reach each other again", message=messages.Reachable
 )
+PROBES = Route("probes", "GET", "/v1/probes", "What 'selastic probe' found")
+PROBED = Route("probed", "POST", "/v1/probe", "What it has found now", message=messages.Probed)
 USAGE = Route("usage", "GET", "/v1/report", "How jobs have gone", query=WindowQuery)
 
 ROUTES = (
     *(REPORTS, RESIZE, HEALTH, OPENAPI, METRICS, REGISTER, PHASES, PIN),
     *(STATUS, JOB, EXPLAIN, PREDICT, EVENTS, ACCT, PLAN, ADVICE, USAGE, HOSTS, CLEAR_HOSTS, PREDICTIONS),
+    *(PROBES, PROBED),
 )
 """Looked up in this order: what every job asks all the time comes first."""

@@ -11,7 +11,7 @@ from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.records import record
 
-from ...actions.refusals import WHOLE_JOBS, Refusal
+from ...actions.refusals import Refusal
 from ...capacity.growth_under_way import with_growth
 from ...capacity.ledger import Amount, per_node
 from ...capacity.roster import ElasticJob
@@ -136,7 +136,8 @@ class RunningJob:
 
     @property
     def one_node_each(self) -> bool:
-        return self.state.refused.get(EventKind.SHRINK) is WHOLE_JOBS
+        shrink = self.state.refused.get(EventKind.SHRINK)
+        return shrink is not None and shrink.lasts
 
     @property
     def measured(self) -> bool:

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from live_api import Daemon, Run
 
+from slurm_elastic.daemon.cli import options
 from slurm_elastic.daemon.reports.common import Viewer
+from slurm_elastic.daemon.reports.probes import Remembered
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import PredictionRow
-from slurm_elastic.protocol.messages import Unreached
+from slurm_elastic.protocol.errors import ElasticError
+from slurm_elastic.protocol.messages import Probed, Tried, Unreached
 
 
 def test_status_shows_my_jobs(daemon: Daemon, run: Run) -> None:
@@ -247,3 +250,35 @@ def test_pin_and_unpin(daemon: Daemon, run: Run) -> None:
     assert run("unpin", "1215")[0] == 0
     assert daemon.store.pinned(1215) is None
     assert daemon.woken == ["pin"] * 3
+
+
+def test_probes_are_remembered_for_whom_they_count(daemon: Daemon, run: Run) -> None:
+    """An admin's for the site, a user's for that user's jobs; each sees the own ones and the site's."""
+    tried = (Tried("salloc", "refused", "use sbatch"), Tried("sbatch", "works", "on n1", 0.5))
+    daemon.caller.viewer = Viewer(0, admin=True)
+    assert options.ask(Remembered, message=Probed("gpu", tried)).user == ""
+    for uid in (2, 60):
+        daemon.caller.viewer = Viewer(uid)
+        assert options.ask(Remembered, message=Probed("gpu", tried[1:])).user == daemon.caller.viewer.name
+    status, out, _ = run("probe", "--show", "-nP", "-o", "partition,user,name,outcome,seconds,said")
+    assert (status, out.splitlines()) == (
+        0,
+        [
+            "gpu||salloc|refused||use sbatch",
+            "gpu||sbatch|works|0.5|on n1",
+            f"gpu|{daemon.caller.viewer.name}|sbatch|works|0.5|on n1",
+        ],
+    )
+    daemon.caller.viewer = Viewer(0, admin=True)
+    assert len(run("probe", "--show", "-n")[1].splitlines()) == 4
+    assert [event.kind for event in daemon.store.events(0)] == ["probed"] * 3
+    for wrong in (Probed("p" * 256), Probed("gpu", tried * 30)):
+        with pytest.raises(ElasticError, match="accepted: a partition's name"):
+            options.ask(Remembered, message=wrong)
+
+
+@pytest.mark.parametrize("words", [["--gres=gpu"], ["--gres=cpu:1"], ["--jobs=0"], ["--jobs=x"], ["--minutes=61"]])
+def test_what_a_probe_may_use_is_bounded(words: list[str], run: Run) -> None:
+    """Refused before Slurm is asked, with what is accepted."""
+    status, _, error = run("probe", *words)
+    assert status == 2 and "accepted: " in error

@@ -22,8 +22,9 @@ from slurm_elastic.daemon.optimizer.policies import POLICIES, Policy
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.slurm.model import Job, Snapshot
 from slurm_elastic.daemon.text.reasons import Reason
+from slurm_elastic.db.rows import ProbeRow
 from slurm_elastic.protocol.errors import SlurmRefused
-from slurm_elastic.protocol.messages import Report
+from slurm_elastic.protocol.messages import Report, Tried
 
 
 @pytest.fixture
@@ -592,3 +593,41 @@ def test_a_job_whose_shrinks_fail_still_gives_way(world: World, monkeypatch: pyt
             break
     assert backoff / 5 <= world.slurm.now - failed[1] <= backoff / 2
     assert world.snapshot().jobs[rigid].running and job.gpus == 20
+
+
+NO_SHELL, NO_SCRIPT = Tried("salloc", "refused", "use sbatch"), Tried("sbatch", "refused", "not from nodes")
+FIXED = Tried("shrink", "refused", "sizes are fixed")
+
+
+def test_what_was_probed_decides_how_a_job_grows_and_shrinks(tmp_path: Path) -> None:
+    """In the form that the site takes, and by companions of one node each where single nodes cannot be given back."""
+    world = World(tmp_path)
+    world.store.save_probe(ProbeRow("", "main", 1.0, (NO_SHELL, Tried("sbatch", "works"), FIXED)))
+    job = world.elastic(2, 4, "elastic:gpus=4-24,step=4,batch=240-3840")
+    world.slurm.now += 5
+    job.step()
+    world.rounds.run()
+    [resize] = world.store.open_resizes()
+    assert {shape.by for shape in resize.add} == {"sbatch"} and [shape.nodes for shape in resize.add] == [1] * 4
+    world.settle()
+    world.rigid(3)
+    world.settle()
+    assert job.gpus == 20 and "shrink" not in kinds(world, job.job_id)
+    world.store.close()
+
+
+def test_what_a_user_probed_counts_for_that_users_jobs(tmp_path: Path) -> None:
+    """Whom companions are refused does not grow, and is told in the site's words; others do."""
+    world = World(tmp_path)
+    world.store.save_probe(ProbeRow("games", "main", 1.0, (NO_SHELL, NO_SCRIPT)))
+    job = world.elastic(1, 4, "elastic:gpus=4-24,step=4,batch=240-3840")
+    world.settle()
+    assert job.gpus == 4
+    why = world.store.decision(job.job_id)
+    assert why is not None and "selastic probe was refused it: not from nodes" in str(why.evidence)
+    world.store.save_probe(ProbeRow("games", "main", 2.0, (Tried("salloc", "works"),)))
+    world.store.save_probe(ProbeRow("ada", "main", 2.0, (NO_SHELL, NO_SCRIPT)))
+    world.slurm.now += 120
+    world.settle()
+    assert job.gpus == 24
+    world.store.close()

@@ -1,4 +1,4 @@
-"""Pairs of hosts that did not reach each other in resizes, by the user whose jobs found out.
+"""What users found out of the site: pairs of hosts that did not reach each other in resizes, and what probes found.
 
 A pair that has trained in one world since is forgotten, and so is one of which nothing was heard for FORGET_S. Limit:
 what follows from it is not decided here.
@@ -7,21 +7,25 @@ what follows from it is not decided here.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from slurm_elastic.protocol.messages import Unreached
+from slurm_elastic.protocol import codec
+from slurm_elastic.protocol.messages import Tried, Unreached
 
 from .. import schema
 from ..engine import Database
-from ..rows import HostPair
+from ..rows import HostPair, ProbeRow
 from .base import StorePart, record
 
 FORGET_S = 7 * 86400.0
 MOST = 1000
 """Pairs of one user: the oldest go."""
-_PAIRS = schema.host_pairs
+MOST_PROBED = 50
+"""Partitions of one user: the oldest go."""
+_PAIRS, _PROBED = schema.host_pairs, schema.probes
 
 
 class HostPairs(StorePart):
@@ -75,6 +79,39 @@ class HostPairs(StorePart):
                 for pair in gone:
                     connection.execute(delete(_PAIRS).where(_is(pair.user, pair.host, pair.other)))
             self._pairs = None
+
+
+class Probes(StorePart):
+    """What `selastic probe` found, by the user whose jobs it counts for and by partition: the last one counts."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._probes: tuple[ProbeRow, ...] | None = None
+
+    def probes(self) -> tuple[ProbeRow, ...]:
+        """All of them, in the order of users and partitions."""
+        with self._db.lock:
+            if self._probes is None:
+                with self._db.read() as connection:
+                    rows = connection.execute(select(_PROBED).order_by(_PROBED.c.user, _PROBED.c.partition)).all()
+                self._probes = tuple(
+                    ProbeRow(row.user, row.partition, row.at, tuple(codec.decode(Tried, one) for one in row.tried))
+                    for row in rows
+                )
+            return self._probes
+
+    def save_probe(self, row: ProbeRow) -> None:
+        """Keep what was found, in place of what was found there before."""
+        mine = _PROBED.c.user == row.user
+        with self._db.lock:
+            with self._db.write() as connection:
+                connection.execute(delete(_PROBED).where(mine, _PROBED.c.partition == row.partition))
+                values = {"user": row.user, "partition": row.partition, "at": row.at}
+                connection.execute(insert(_PROBED).values(**values, tried=[asdict(one) for one in row.tried]))
+                surplus = select(_PROBED.c.partition).where(mine).order_by(_PROBED.c.at.desc()).offset(MOST_PROBED)
+                for name in connection.execute(surplus.limit(MOST_PROBED)).scalars().all():
+                    connection.execute(delete(_PROBED).where(mine, _PROBED.c.partition == name))
+            self._probes = None
 
 
 _IN_ORDER = select(_PAIRS).order_by(_PAIRS.c.user, _PAIRS.c.host, _PAIRS.c.other)

@@ -1,13 +1,13 @@
-"""Which hosts did not reach each other is kept by user, across restarts of the daemon."""
+"""What users found out of the site is kept by user, across restarts of the daemon."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_elastic.db.parts.host_pairs import FORGET_S
-from slurm_elastic.db.rows import HostPair
+from slurm_elastic.db.parts.site import FORGET_S, MOST_PROBED
+from slurm_elastic.db.rows import HostPair, ProbeRow
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.messages import Unreached
+from slurm_elastic.protocol.messages import Tried, Unreached
 
 
 def test_failures_of_a_pair_are_counted_whoever_tried(tmp_path: Path) -> None:
@@ -51,3 +51,19 @@ def test_one_user_cannot_fill_the_table(tmp_path: Path) -> None:
             store.note_unreached("eve", [Unreached("a", f"b{round}.{i}", "x") for i in range(500)], 10.0 + round)
         kept = store.host_pairs()
         assert len(kept) == 1000 and min(pair.last_at for pair in kept) == 11.0
+
+
+def test_the_last_probe_of_a_partition_counts(tmp_path: Path) -> None:
+    """Of each user's; a user's oldest go where there are very many."""
+    url = f"sqlite:///{tmp_path}/elastic.db"
+    works, refused = Tried("salloc", "works", "on n1", 0.1), Tried("salloc", "refused", "not here")
+    with Store.open(url) as store:
+        for row in (ProbeRow("", "gpu", 1.0, (refused,)), ProbeRow("ada", "gpu", 2.0, (refused,))):
+            store.save_probe(row)
+        store.save_probe(ProbeRow("ada", "gpu", 3.0, (works,)))
+    kept = (ProbeRow("", "gpu", 1.0, (refused,)), ProbeRow("ada", "gpu", 3.0, (works,)))
+    with Store.open(url) as store:
+        assert store.probes() == kept
+        for number in range(MOST_PROBED):
+            store.save_probe(ProbeRow("ada", f"p{number}", 10.0 + number, ()))
+        assert len(store.probes()) == MOST_PROBED + 1 and kept[1] not in store.probes() and kept[0] in store.probes()

@@ -1,0 +1,119 @@
+"""`selastic probe`: try a site's Slurm for real, as an ordinary user, with a few jobs of a minute: what works, what is
+refused and in whose words, and the settings that follow.
+
+Promise: no more jobs and minutes than --jobs and --minutes say; all are cancelled in the end, after Ctrl-C too. An
+admin's findings are remembered by selasticd for the site, a user's for the jobs of that user.
+Limit: one partition at a time, and nodes that are free now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import pwd
+import re
+import signal
+import sys
+from collections.abc import Callable
+
+from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError
+from slurm_elastic.protocol.messages import WORKS, Probed, Tried
+
+from ..cli import options
+from ..reports.probes import Finding, Findings, Remembered, findings
+from ..reports.record import columns
+
+DEFAULT = "Name,Outcome,Seconds,Said"
+FIELDS = columns(Finding, capitals=True)
+
+
+def _gres(text: str) -> str:
+    if not re.fullmatch(r"gpu(:[A-Za-z0-9_.-]+)?:[1-9][0-9]{0,3}", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is not accepted; accepted: gpu:N or gpu:TYPE:N")
+    return text
+
+
+def _up_to(most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"'{text}' is not accepted; accepted: 1 to {most}")
+        return int(text)
+
+    return number
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `selastic probe`."""
+    parser.add_argument("-r", "--partition", metavar="PART", help="where (default: Slurm's default partition)")
+    parser.add_argument(
+        "--gres", type=_gres, default="gpu:1", metavar="GRES", help="of each node of a job (default: gpu:1)"
+    )
+    parser.add_argument("--jobs", type=_up_to(20), default=8, metavar="N", help="at most so many jobs (default: 8)")
+    parser.add_argument("--minutes", type=_up_to(60), default=5, metavar="N", help="for at most so long (default: 5)")
+    parser.add_argument("--show", action="store_true", help="print what is remembered, and try nothing")
+    parser.add_argument(
+        "options", nargs="*", metavar="OPTION", help="further options of sbatch and salloc, after --: -- --account=ml"
+    )
+    options.add_output_options(parser, FIELDS, DEFAULT)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Try everything and print the table; 1 where no job could be had."""
+    chosen = options.check_format(args, FIELDS, DEFAULT)
+    if args.show:
+        known = options.ask(Findings)
+        wide = options.check_format(args, FIELDS, f"Partition,User,Time,{DEFAULT}")
+        options.print_answer(known, wide, known.findings, args)
+        return 0
+    from ..slurm import CommandClient
+    from .checks import CHECKS, Bench, tried
+    from .findings import settings_to_write
+    from .trial import Trial
+
+    client = CommandClient()
+    partition = args.partition or client.default_partition()
+    if not partition:
+        raise ConfigError("Slurm has no default partition; name one with --partition")
+    found: list[Tried] = []
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
+    with Trial(partition, args.gres, args.options, args.jobs, args.minutes) as trial:
+        _say(f"jobs of user {trial.user} in partition {partition}, named {trial.name}; Ctrl-C cancels them all")
+        for what, one in tried(Bench(trial, client, _daemons_user())):
+            found.append(one)
+            _say(f"{len(found)}/{len(CHECKS)} {what}: {one.outcome}")
+    rows = findings(partition, "", options.clock(), found)
+    lines = settings_to_write(found)
+    below = ["", "settings to write:" if lines else "settings to write: none", *(f"  {line}" for line in lines)]
+    told = _told(Probed(partition, tuple(found)))
+    options.print_answer(Findings(findings=rows, settings=tuple(lines)), chosen, rows, args, below=[*below, told])
+    return 0 if found[0].outcome == WORKS else 1
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _daemons_user() -> str:
+    """Whom selasticd runs as; empty: that is not known here."""
+    from slurm_elastic.protocol.api.client import Client
+
+    with contextlib.suppress(ElasticError, KeyError):
+        uid = Client().uid
+        return "" if uid is None else pwd.getpwuid(uid).pw_name
+    return ""
+
+
+def _told(probed: Probed) -> str:
+    """Tell selasticd; what came of it."""
+    try:
+        whose = options.ask(Remembered, message=probed).user
+    except DaemonUnreachable:
+        return "selasticd does not answer, and remembers nothing of this"
+    except ElasticError as error:
+        return f"selasticd remembers nothing of this: {error}"
+    return f"selasticd goes by this for {f'the jobs of {whose}' if whose else 'all jobs'} of the partition"
