@@ -50,7 +50,8 @@ def worker(out: str, device: str, mode: str) -> None:
     """The script under `selastic run`."""
     arm()
     cuda = device == "cuda"
-    job = elastic.join(batch=BATCH, lr="none", checkpoint_every_s=1e6)
+    one_size: dict[str, int] = {"micro_batch": BATCH, "slice": BATCH} if mode == "graphed" else {}
+    job = elastic.join(batch=BATCH, lr="none", checkpoint_every_s=1e6, **one_size)
     if job.device.type != device:
         raise RuntimeError(f"the job trains on {job.device}, not on {device}")
     width = 128

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,11 @@ UNSYNCED: dict[str, Any] = (
 """Has the constructor broadcast nothing; torch 2.4 broadcasts the model, which is right too and takes longer."""
 
 
+SIZES = (
+    "selastic: the model failed on {} samples: parts of a step have several sizes, as one rank cuts a step in two now "
+    "and then to measure the gradient noise, and a pass ends with a short one; a model of one size N, such as a CUDA "
+    "graph, takes join(micro_batch=N, slice=N)\n"
+)
 OWN = ("self", "module", "process_group", "device_mesh", "init_sync")
 ACCEPTED = frozenset(inspect.signature(DistributedDataParallel.__init__).parameters) - frozenset(OWN)
 """Options that a script may give; the others are the job's."""
@@ -138,6 +144,8 @@ class Replicated(Strategy):
         self._ranks = 1
         self._trained = Trained(module)
         self._called = False
+        self._rows = self._most_rows = 0
+        """Of the micro batch under way, and the most so far of a step."""
         self._bypass = 0
         self._calls = Calls(module)
         self._norms = GradientNorms()
@@ -212,7 +220,12 @@ class Replicated(Strategy):
             if self._world is not None and not self.void and self._trained.differ(self._trained.now()):
                 attempt(self._connect_again, self.on_error, lambda: None)
         if self._ddp is None or self._bypass or self.void or not torch.is_grad_enabled():
-            return self.module(*args, **kwargs)
+            try:
+                return self.module(*args, **kwargs)
+            except RuntimeError as error:
+                if not self._bypass and self._rows < self._most_rows and "must match" in str(error):
+                    sys.stderr.write(SIZES.format(self._rows))
+                raise
         # Buffers and buckets are agreed on in the forward pass.
         return attempt(lambda: self._wrapped(*args, **kwargs), self.on_error, lambda: self.module(*args, **kwargs))
 
@@ -228,6 +241,7 @@ class Replicated(Strategy):
     def expect(self, micro: Micro) -> None:
         self._called = self.void = False
         self._calls.expect(len(micro.indices))
+        self._rows, self._most_rows = len(micro.indices), max(self._most_rows, micro.total)
         self._norms.begin(micro.measured and self.measures, micro.last)
         if self._ddp is not None and self._ddp.require_backward_grad_sync != micro.last:
             self._ddp.require_backward_grad_sync = micro.last

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from local_jobs import DATA, loss_of, wrapped
 
 import slurm_elastic.trainer_shim as elastic
@@ -38,3 +39,33 @@ def test_norms_that_are_still_on_their_way(
         for batch in job.loader(DATA):
             job.step(loss_of(net, batch))
     assert read and read[0] == (reads_at, made_first[0])
+
+
+class OneSize(torch.nn.Module):
+    """As a CUDA graph: it computes on what it has copied to a place of so many rows."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.linear, self.place = torch.nn.Linear(3, 1), torch.zeros(rows, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.place + x)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"micro_batch": 8, "slice": 8}])
+def test_a_model_of_one_size_is_told_how_to_get_it(
+    made: list[elastic.Job], capfd: pytest.CaptureFixture[str], sizes: dict[str, int]
+) -> None:
+    """One rank cuts a measured step in two, the first one too: its error comes with what keeps all parts alike."""
+    job = elastic.join(batch=8, **sizes)
+    made.append(job)
+    model = OneSize(8)
+    net = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    try:
+        for _ in job.epochs(1):
+            for batch in job.loader(DATA):
+                job.step(loss_of(net, batch))
+    except RuntimeError:
+        assert not sizes and "the model failed on 4 samples" in capfd.readouterr().err
+    else:
+        assert sizes and job.samples == 16
