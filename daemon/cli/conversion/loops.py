@@ -63,9 +63,12 @@ def _counted(change: Change) -> tuple[str, str] | None:
 def _pass(change: Change, entry: Pass) -> None:
     """What a loop goes over becomes the job's loader."""
     source, loop = change.source, entry.node
-    found, counter = loop.iter if isinstance(loop, cst.For) else loop.test, None
+    found = loop.iter if isinstance(loop, cst.For) else loop.test
     while isinstance(found, cst.Call) and found.args and re.search(rf"{BAR}|^enumerate$", source.called(found)):
-        counter = found if source.called(found) == "enumerate" else counter
+        if source.called(found) == "enumerate" and isinstance(found.args[0].value, cst.Call):
+            change.leave(
+                loop, "a worker that joins in a pass counts on in enumerate(loader) alone: the bar goes around it"
+            )
         found = found.args[0].value
     name = _outside(change, entry, found.value) if isinstance(found, cst.Name) else None
     made = _made(change, name) if name is not None and change.certain(name) else []
@@ -77,8 +80,6 @@ def _pass(change: Change, entry: Pass) -> None:
         change.batch = change.batch or "256"
         return
     change.edits.before(change.loop, f"{name} = job.loader({name})")
-    if counter is not None:
-        _count_on(change, entry, counter, code(found))
     passes = {node for e in change.passes if isinstance(e.node, cst.For) for node in walk(e.node.iter)}
     passes |= {node for e in change.passes for call in e.calls for node in walk(call)}
     for node in [entry for entry in names(change.scope, name) if not change.early(entry)]:
@@ -102,18 +103,6 @@ def _outside(change: Change, entry: Pass, name: str) -> str | None:
             return None
         name = given.value
     return name
-
-
-def _count_on(change: Change, entry: Pass, counter: cst.Call, name: str) -> None:
-    """A worker that joins within a pass counts on where the others are."""
-    words = arguments(counter)
-    start = code(words.get("1", words.get("start", cst.Integer("0"))))
-    done = f"{name}.done" if start == "0" else f"{name}.done + {start}"
-    callers = change.source.callers(change.source.scope(entry.node)) if entry.calls else []
-    if any(call is not entry.calls[-1] for call in callers):
-        change.leave(entry.node, f"write enumerate({name}, {done}) here, for what job.loader() has made")
-    else:
-        change.edits.replace(counter, f"enumerate({code(counter.args[0].value)}, {done})")
 
 
 def _made(change: Change, name: str) -> list[cst.Call]:

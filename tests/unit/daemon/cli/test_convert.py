@@ -192,6 +192,8 @@ STEP = "        opt.zero_grad()\n        net(x).mean().backward()\n        opt.s
         ("range(3)", "range(0, 3, 2)", "goes in steps of its own"),
         ("range(3)", "range(start, 3)", ""),
         ("x in loader", "i, x in enumerate(loader, 1)", ""),
+        ("x in loader", "i, x in tqdm(enumerate(loader))", ""),
+        ("x in loader", "i, x in enumerate(tqdm(loader))", "the bar goes around it"),
         ("x in loader", "x in zip(loader, loader)", "the DataLoader that this trains on is not seen"),
         ("        opt.step()", "        if x.sum() > 3:\n            opt.step()", "under a condition"),
         ("        opt.step()", "        opt.step(closure)", "under a condition, or more than once"),
