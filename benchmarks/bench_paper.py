@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import _setup  # noqa: F401
+from public_data import load_profiles
 
-from slurm_elastic.daemon.cli.commands.simulate import load_profiles
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings
 from slurm_elastic.daemon.simulator.metrics import Summary, summary
 from slurm_elastic.daemon.simulator.programs import Program, builtin

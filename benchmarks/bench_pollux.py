@@ -17,6 +17,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,8 +29,9 @@ import pollux_artifact
 import pollux_daemon
 import profiles
 from bench_simulator import OWN_GOAL, POLLUX_GOALS
+from feedback import simulate_feedback
+from public_data import load_profiles
 
-from slurm_elastic.daemon.cli.commands.simulate import load_profiles
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.optimizer.models.prior import Prior
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings
@@ -173,7 +175,8 @@ def agreement(module: ModuleType, files: Sequence[Path]) -> None:
     for words, (row, asks, policy, settings) in kinds.items():
         theirs = [math.fsum(times) / len(times) for times, _ in (completed(module, file, row) for file in files)]
         traces = [asks(read(file.read_text(), file.name)) for file in files]
-        own = [summary(simulate(trace, programs, policy, settings)[0]).mean_s for trace in traces]
+        run = simulate_feedback if policy == "feedback" else partial(simulate, policy=policy)
+        own = [summary(run(trace, programs, settings=settings)[0]).mean_s for trace in traces]
         off = " ".join(f"{100 * (a / b - 1):+.1f} %" for a, b in zip(own, theirs, strict=True))
         print(f"{words:<20} own {[round(x) for x in own]}  artifact {[round(x) for x in theirs]}  {off}", flush=True)
 

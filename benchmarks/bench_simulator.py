@@ -19,9 +19,11 @@ from pathlib import Path
 
 import _setup  # noqa: F401
 from evolution import EvolutionPlanner
+from feedback import simulate_feedback
 from pollux_artifact import NCF_BATCH
+from public_data import load_profiles
 
-from slurm_elastic.daemon.cli.commands.simulate import load_profiles
+from slurm_elastic.daemon.config.settings import FIRST_SIZES
 from slurm_elastic.daemon.optimizer.job_view import JobView
 from slurm_elastic.daemon.optimizer.plan import plan
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES
@@ -33,7 +35,6 @@ from slurm_elastic.daemon.simulator.programs import Program, builtin, size_ladde
 from slurm_elastic.daemon.simulator.replay import simulate
 from slurm_elastic.daemon.simulator.traces.formats import TraceJob, read
 
-TABLE = (*POLICIES, "feedback", "evolution")
 ENDINGS = {"epochs": ("epochs",), "quality": ("quality",), "half": ("epochs", "quality")}
 CONCAVE = (DEFAULT_POLICY, "log-throughput", "log-goodput")
 LEARNING, NEEDLESS = 0.041, 0.01
@@ -92,7 +93,8 @@ def workload(data: Path | None, quick: bool) -> None:
         print("\nmade-up workload of the built-in classes: 160 jobs on 64 GPUs (assumed shapes, not measured)")
     settings = SimulationSettings(64, 4)
     POLICIES["evolution"] = replace(POLICIES["log-goodput"], planner=EvolutionPlanner())
-    rows = [summary(simulate(jobs, programs, policy, settings)[0]) for policy in TABLE]
+    rows = [summary(simulate(jobs, programs, policy, settings)[0]) for policy in POLICIES]
+    rows.append(summary(simulate_feedback(jobs, programs, settings)[0]))
     del POLICIES["evolution"]
     print(table(rows), flush=True)
     print("\nthe same, restarts of 300 s")
@@ -156,6 +158,19 @@ def price(data: Path, seeds: int) -> None:
         print(f"  {file.stem:<12} {math.fsum(found) / seeds:+.1%}  ({each})", flush=True)
 
 
+def first_sizes(data: Path) -> None:
+    """What becomes of jobs for which there is no room as asked: means and waits on each workload, 5 s a move."""
+    files = sorted(data.rglob("workloads/workload-*.csv"))[:4]
+    programs = load_profiles(files[0].parents[1] / "profiles")
+    for kind in FIRST_SIZES:
+        settings = SimulationSettings(64, 4, pause_s=5.0, learned=True, first_size=kind)
+        rows = [
+            summary(simulate(read(file.read_text(), file.name), programs, DEFAULT_POLICY, settings)[0])
+            for file in files
+        ]
+        print(f"  {kind:<10} " + " ".join(f"{row.mean_s:>6.0f} ({row.mean_wait_s:.0f})" for row in rows), flush=True)
+
+
 def _one_gpu(row: TraceJob, later_s: float) -> TraceJob:
     row = replace(row, submit_s=max(0.0, row.submit_s + later_s), gpus=1, min_gpus=1, batch=0)
     if row.program == "ncf":
@@ -207,11 +222,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="smaller and fewer")
     parser.add_argument("--data", type=Path, help="folder with profiles/ and workloads/")
+    parser.add_argument("--first-sizes", action="store_true", help="only what first_size does; needs --data")
     parser.add_argument("--price", type=int, default=0, help="only the price of learning, with so many seeds")
     args = parser.parse_args()
     gc.disable()  # as selastic simulate does
-    if args.price and args.data is None:
-        parser.error("--price needs --data")
+    if (args.price or args.first_sizes) and args.data is None:
+        parser.error("--price and --first-sizes need --data")
+    if args.first_sizes:
+        first_sizes(args.data)
+        return 0
     if args.price:
         price(args.data, args.price)
         return 0

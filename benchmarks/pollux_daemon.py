@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import pandas
+import public_data  # noqa: F401  # formats of traces
 from pollux_artifact import NCF_BATCH, NODES, PER_NODE, application, unmeasured
 
 from slurm_elastic.daemon.config.settings import Settings

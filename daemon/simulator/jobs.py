@@ -145,7 +145,7 @@ def prepare(
         if not (row.duration_s or (row.samples and program) or (program and program.work)):
             raise TraceError(
                 f"job {row.job_id}: the trace has no run time for it and program '{row.program}' is not known; "
-                "expected duration_s (or samples with a known program) in the trace, or --profiles with that program"
+                "expected duration_s (or samples with a known program) in the trace"
             )
         if program is None:
             key = "no profile: rigid at the size and run time recorded (--assume CLASS makes them elastic)"

@@ -1,4 +1,4 @@
-"""A trace replayed under one policy, or under one of the disciplines that the policies are compared with.
+"""A trace replayed under one policy, or under the discipline that the policies are compared with.
 
 Promise: the same trace, settings and seed give the same outcome, with every assumption in words.
 Limit: one policy at a time; what the simulation leaves out is said in `engine`.
@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..optimizer.policies import POLICIES
-from .baselines.backfill import Backfill
-from .baselines.feedback import Feedback
+from .backfill import Backfill
 from .elastic import Elastic
 from .engine import Outcome, Watch, unwatched
 from .jobs import SimulatedJob, SimulationSettings, prepare
@@ -28,11 +27,9 @@ def simulate(
     watch: Watch = unwatched,
 ) -> tuple[Outcome, list[str]]:
     """(outcome, assumptions) of one policy over a trace; `watch` is told how far it is."""
-    if policy not in (*POLICIES, "feedback", "backfill"):
+    if policy not in (*POLICIES, "backfill"):
         raise ValueError(policy)
     jobs, assumptions = prepare(trace, programs, settings, declared)
-    if policy == "feedback":
-        return Feedback(jobs, policy, settings).run(watch), assumptions
     if policy in ("backfill", "static"):
         return Backfill(jobs, policy, settings).run(watch), assumptions
     return Elastic(jobs, policy, settings).run(watch), assumptions

@@ -19,16 +19,14 @@ if TYPE_CHECKING:
     from ...simulator.engine import Outcome
     from ...simulator.jobs import SimulationSettings
     from ...simulator.metrics import Summary
-    from ...simulator.programs import Program
 
 DEFAULT_POLICIES = "backfill,fixed-batch,throughput,auto"
 """What Slurm does, the paper's baseline and objective, and what the daemon does by default."""
-COMPARISONS = ("backfill", "feedback")
-"""What others do with fixed sizes: backfill (Slurm), multilevel feedback (Tiresias)."""
+BACKFILL = "backfill"
+"""What Slurm does, with fixed sizes: no policy of the daemon's."""
 FAIRNESS = ("job", "user", "account")
 EPILOG = """trace formats: our own CSV (job_id,submit_s,program,gpus[,batch,samples,duration_s,min_gpus,max_gpus,
-min_batch,max_batch,weight,wait_s,until,user,account]), sacct's (-P or --json), Philly's jobs, and the workloads of
-adaptdl, ElasticFlow and Tiresias.
+min_batch,max_batch,weight,wait_s,until,user,account]), and sacct's (-P or --json).
 policies: recorded (the trace's own start times, shown where it has them), static (first come, first served), backfill
 (the same with backfill, run times known in advance: what Slurm does), and the daemon's (docs/explanation/optimizer.md).
 
@@ -51,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("trace", type=Path, help="file with the jobs; - for standard input")
     add("--cluster", default="16x4", metavar="NODESxGPUS", help=f"nodes and GPUs per node {shown}")
     add("--policy", default=DEFAULT_POLICIES, metavar="A,B", help=f"policies to compare {shown}")
-    add("--profiles", type=Path, metavar="DIR", help="measured programs, one folder each")
     classes = "compute, balanced, communication"
     add("--assume", default="", metavar="CLASS", help=f"make jobs without a profile elastic, scaling as: {classes}")
     stretched = "such jobs accept 1/X to X times the GPUs that they had, up to X times the batch"
@@ -90,8 +87,6 @@ def run(args: argparse.Namespace) -> int:
     read = formats.load(_text(args.trace), name)
     jobs = read.jobs
     known = programs.builtin()
-    if args.profiles:
-        known.update(load_profiles(args.profiles))
     if args.assume and args.assume not in known:
         raise ConfigError(f"--assume {args.assume}: accepted: {', '.join(sorted(known))}")
     settings = _settings(args)
@@ -234,25 +229,14 @@ def _policies(text: str) -> list[str]:
 
     wanted = [word.strip() for word in text.split(",") if word.strip()]
     for word in wanted:
-        if word not in COMPARISONS and not installed.known(word):
-            raise ConfigError(f"--policy {word}: accepted: {', '.join((*installed.names(), *COMPARISONS))}")
-        if word not in COMPARISONS:
-            installed.use(word, Shipped.policy_limit_s)
+        if word == BACKFILL:
+            continue
+        if not installed.known(word):
+            raise ConfigError(f"--policy {word}: accepted: {', '.join((*installed.names(), BACKFILL))}")
+        installed.use(word, Shipped.policy_limit_s)
     if not wanted:
         raise ConfigError("--policy: expected at least one policy")
     return wanted
-
-
-def load_profiles(folder: Path) -> dict[str, Program]:
-    """Programs below a folder, one sub-folder each."""
-    from ...simulator.measured import program
-
-    found = {}
-    for inner in sorted(p for p in folder.glob("*") if (p / "placements.csv").exists()):
-        found[inner.name] = program(inner.name, {f.name: _text(f) for f in sorted(inner.glob("*.csv"))})
-    if not found:
-        raise ConfigError(f"--profiles {folder}: no sub-folder with a placements.csv in it")
-    return found
 
 
 def _document(

@@ -1,4 +1,4 @@
-"""Traces of jobs: our own CSV, the formats of four public data sets, and sacct's.
+"""Traces of jobs: our own CSV, and sacct's.
 
 Promise: a broken row is refused with its file, its line and what was expected; of sacct's it is left out, and the notes
 say so. Limit: text only, no I/O here.
@@ -109,7 +109,7 @@ def _unknown(line: str, header: list[str]) -> str:
         return f"not all columns of a trace from sacct are there; expected: {sacct.COMMAND}"
     if header[0].partition("_")[0].partition("+")[0].isdigit():
         return f"no header line; expected one, from sacct without --noheader: {sacct.COMMAND}"
-    known = "; ".join([*sorted(_KNOWN), f"sacct's ({sacct.COMMAND}, or --json in place of -P -o)"])
+    known = "; ".join([*sorted(KNOWN), f"sacct's ({sacct.COMMAND}, or --json in place of -P -o)"])
     return f"header {line[:80]!a} is of no known trace; accepted: {known}"
 
 
@@ -139,57 +139,16 @@ def _own(row: dict[str, str]) -> TraceJob:
     return job
 
 
-def _adaptdl(row: dict[str, str]) -> TraceJob:
-    gpus, batch = int(number(row, "num_replicas", 1)), int(number(row, "batch_size", 1))
-    return TraceJob(row["name"], number(row, "time"), row["application"], gpus, batch)
-
-
-def _elasticflow(row: dict[str, str]) -> TraceJob:
-    batch = int(number(row, "batch_size", 1))
-    return TraceJob(
-        row["job_id"], number(row, "submit_time"), row["model_name"], int(number(row, "num_gpu", 1)), batch,
-        samples=number(row, "iteration", 1) * batch, duration_s=number(row, "duration", 0),
-    )  # fmt: skip
-
-
-def _tiresias(row: dict[str, str]) -> TraceJob:
-    gpus, duration = int(number(row, "num_gpu", 1)), number(row, "duration", 0)
-    return TraceJob(row["job_id"], number(row, "submit_time"), row["model_name"], gpus, duration_s=duration)
-
-
-def _philly(row: dict[str, str]) -> TraceJob | str:
-    gpus, duration = int(number(row, "num_gpus")), number(row, "duration")
-    if not gpus or not duration:
-        return sacct.NEVER_RAN if gpus else sacct.NO_GPU
-    at = sacct.seconds(row["timestamp"], "timestamp")
-    return TraceJob(row["timestamp"], at, "training", gpus, duration_s=duration, account=row["cluster"])
-
-
-_KNOWN: dict[str, tuple[frozenset[str], Reader]] = {
-    "own (job_id,submit_s,program,gpus,...)": (frozenset({"job_id", "submit_s", "program", "gpus"}), _own),
-    "adaptdl (name,time,application,num_replicas,batch_size)": (
-        frozenset({"name", "time", "application", "num_replicas", "batch_size"}),
-        _adaptdl,
-    ),
-    "ElasticFlow (job_id,submit_time,iteration,model_name,batch_size,num_gpu,duration)": (
-        frozenset({"job_id", "submit_time", "iteration", "model_name", "batch_size", "num_gpu"}),
-        _elasticflow,
-    ),
-    "Philly (timestamp,duration,num_gpus,cluster)": (
-        frozenset({"timestamp", "duration", "num_gpus", "cluster"}),
-        _philly,
-    ),
-    "Tiresias (job_id,num_gpu,submit_time,model_name,duration)": (
-        frozenset({"job_id", "num_gpu", "submit_time", "model_name", "duration"}),
-        _tiresias,
-    ),
+KNOWN: dict[str, tuple[frozenset[str], Reader]] = {
+    "own (job_id,submit_s,program,gpus,...)": (frozenset({"job_id", "submit_s", "program", "gpus"}), _own)
 }
+"""Formats by what is said of them: the columns by which each is told, and its reader. The benchmarks have more."""
 
 
 def _format(header: set[str]) -> Reader | None:
     if sacct.complete(header):
         return sacct.Reader()
-    for columns, reader in _KNOWN.values():
+    for columns, reader in KNOWN.values():
         if columns <= header:
             return reader
     return None

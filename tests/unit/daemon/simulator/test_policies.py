@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from simulations import QUIET, held_at_most, job, outcome, trace_of
+from simulations import QUIET, held_at_most, outcome, trace_of
 
 from slurm_elastic.daemon.optimizer.policies import POLICIES
 from slurm_elastic.daemon.simulator.engine import Outcome
@@ -17,7 +17,7 @@ from slurm_elastic.daemon.simulator.replay import simulate
 from slurm_elastic.daemon.simulator.traces.formats import TraceJob
 
 
-@pytest.mark.parametrize("policy", [*sorted(POLICIES), "feedback", "backfill"])
+@pytest.mark.parametrize("policy", [*sorted(POLICIES), "backfill"])
 def test_every_policy_keeps_the_books(policy: str) -> None:
     """All jobs end, capacity is never exceeded, work is done in full, nobody ends before it starts."""
     settings = SimulationSettings(gpus=16, gpus_per_node=4, pause_s=10.0)
@@ -114,14 +114,3 @@ def test_backfill_lets_pass_who_delays_nobody() -> None:
     beside = [*rows[:1], replace(rows[1], gpus=7), replace(rows[2], gpus=1)]
     ends = {j.trace.job_id: j.end_s for j in outcome(beside, "backfill", settings).jobs}
     assert ends == {"runs": 100.0, "large": 150.0, "longer": 202.0}
-
-
-def test_multilevel_feedback_serves_the_least_served_first() -> None:
-    """A short job passes one that has had its share; that one keeps its progress and pays a pause to go on."""
-    settings = replace(QUIET, pause_s=10.0)
-    long, short = job("long", 0, 8, 8e6), job("short", 8000, 8, 80_000)
-    result = outcome([long, short], "feedback", settings)
-    first, second = result.jobs
-    assert second.start_s == 8000.0 and second.end_s == 8100.0 and second.moves == 0
-    assert first.moves == 1 and math.isclose(first.end_s, 10_000 + 100.0 + 10.0)
-    assert outcome([long, short], "static", settings).jobs[1].start_s == pytest.approx(10_000.0)

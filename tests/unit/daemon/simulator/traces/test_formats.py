@@ -13,7 +13,6 @@ from slurm_elastic.daemon.config import settings as daemon_settings
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY
 from slurm_elastic.daemon.planner.running.cooldown import cooldown_s
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings
-from slurm_elastic.daemon.simulator.measured import program
 from slurm_elastic.daemon.simulator.metrics import per_job
 from slurm_elastic.daemon.simulator.programs import builtin
 from slurm_elastic.daemon.simulator.replay import recorded, simulate
@@ -177,7 +176,7 @@ def test_nothing_is_assumed_of_a_job_that_is_not_said() -> None:
 
 def test_a_job_of_unknown_length_is_refused() -> None:
     """A trace that names a program and no run time needs that program; nothing is made up."""
-    trace = "name,time,application,num_replicas,batch_size\ncifar10-0,107,cifar10,6,2048\n"
+    trace = "job_id,submit_s,program,gpus,batch\ncifar10-0,107,cifar10,6,2048\n"
     for declared in ("", "balanced"):
         with pytest.raises(TraceError, match=r"job cifar10-0: the trace has no run time .* 'cifar10' is not known"):
             simulate(read(trace), builtin(), "static", SimulationSettings(64), declared)
@@ -215,33 +214,6 @@ def test_sacct_output() -> None:
     figures = [(r.job_id, r.gpus, r.submit_s, r.duration_s) for r in rows]
     assert figures == [("100", 4, 0.0, 3600.0), ("101", 2, 600.0, 60.0)]
     assert (rows[1].min_gpus, rows[1].max_gpus, rows[1].min_batch, rows[1].max_batch) == (1, 8, 64, 512)
-
-
-@pytest.mark.parametrize(
-    ("text", "first"),
-    [
-        (
-            "name,time,application,num_replicas,batch_size\ncifar10-0,107,cifar10,6,2048\n",
-            TraceJob("cifar10-0", 0.0, "cifar10", 6, 2048),
-        ),
-        (
-            "job_id,submit_time,iteration,model_name,ddl,batch_size,num_gpu,duration\n0,7,10,vgg16,9,256,4,50\n",
-            TraceJob("0", 0.0, "vgg16", 4, 256, 2560.0, 50.0),
-        ),
-        (
-            "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n0,8,30,606,vgg19,164,30\n",
-            TraceJob("0", 0.0, "vgg19", 8, duration_s=164.0),
-        ),
-        (
-            "timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,66.0,2,132.0,11cb48\n"
-            "2017-10-09 07:01:56,0.0,2,0.0,11cb48\n",
-            TraceJob("2017-10-09 07:01:55", 0.0, "training", 2, duration_s=66.0, account="11cb48"),
-        ),
-    ],
-)
-def test_public_formats(text: str, first: TraceJob) -> None:
-    """The public workload formats are told apart by their header."""
-    assert read(text) == [first]
 
 
 @pytest.mark.parametrize(
@@ -300,29 +272,6 @@ def test_one_odd_job_of_json_leaves_the_others() -> None:
     assert "2 (trace: jobs[0]: not as sacct --json prints a job (KeyError: 'time'), trace: jobs[1]" in found.notes[0]
 
 
-def test_a_measured_program() -> None:
-    """A profile becomes a law near its table, the work of its validation run, and the noise scale's formula."""
-    made = program("demo", {"placements.csv": PLACEMENTS, "validation-32.csv": VALIDATION})
-    assert made.base_batch == 32 and made.work == 3200.0
-    assert abs(made.law(1, 1, 8.0) / 0.1 - 1) < 0.15
-    assert made.noise_scale(32, 0.0) == 32 * 10.0
-    assert made.noise_scale(32, 0.99) == 32 * 40.0
-
-
-@pytest.mark.parametrize(
-    ("tables", "words"),
-    [
-        ({"placements.csv": PLACEMENTS + "4,x,1,1\n", "validation-32.csv": VALIDATION}, r"demo/placements\.csv:7"),
-        ({"placements.csv": PLACEMENTS, "validation-32.csv": VALIDATION + "1\n"}, r"demo/validation-32\.csv:4"),
-        ({"placements.csv": PLACEMENTS}, "expected placements.csv and at least one validation"),
-    ],
-)
-def test_broken_profiles_are_refused_with_their_line(tables: dict[str, str], words: str) -> None:
-    """A profile with a broken row says where."""
-    with pytest.raises(TraceError, match=words):
-        program("demo", tables)
-
-
 def arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
@@ -378,7 +327,6 @@ def test_the_policies_compared_by_default(tmp_path: Path, capsys: pytest.Capture
         (["--pause", "-1"], "--pause -1.0"),
         (["--stretch", "0.5"], "--stretch 0.5: expected a number from 1 to 1024"),
         (["--html", "/nonexistent/x.html"], "--html /nonexistent/x.html cannot be written"),
-        (["--profiles", "/nonexistent"], "no sub-folder with a placements.csv"),
     ],
 )
 def test_wrong_options_are_explained(words: list[str], message: str, tmp_path: Path) -> None:

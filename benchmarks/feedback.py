@@ -3,15 +3,18 @@
 Every job runs at the size and batch that it asked for, or not at all. Its priority falls with the GPU-seconds that it
 has had (discretised least attained service); within a queue the first submitted is the first. A job that others pass
 keeps its progress, and pays a pause when it goes on. Ours, after the paper's description, without its promotion of
-jobs that waited long: on the workload of benchmarks/RESULTS.md that only costs.
+jobs that waited long: on workload 1 of RESULTS.md that only costs.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
-from ..engine import Simulation
-from ..jobs import SimulatedJob
+from slurm_elastic.daemon.simulator.engine import Outcome, Simulation
+from slurm_elastic.daemon.simulator.jobs import SimulatedJob, SimulationSettings, prepare
+from slurm_elastic.daemon.simulator.programs import Program
+from slurm_elastic.daemon.simulator.traces.formats import TraceJob
 
 LEVELS = (3600.0, 14400.0, 57600.0)
 """GPU-seconds had at which a job falls to the next queue: 1, 4 and 16 GPU-hours, the best of those tried there."""
@@ -68,3 +71,11 @@ class Feedback(Simulation):
         job.version += 1
         job.held = job.gpus = 0
         self._left(i)
+
+
+def simulate_feedback(
+    trace: Sequence[TraceJob], programs: dict[str, Program], settings: SimulationSettings
+) -> tuple[Outcome, list[str]]:
+    """As the simulator's own `simulate`, under this discipline."""
+    jobs, assumptions = prepare(trace, programs, settings, "")
+    return Feedback(jobs, "feedback", settings).run(), assumptions

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..engine import Simulation
-from ..jobs import SimulatedJob, SimulationSettings
+from .engine import Simulation
+from .jobs import SimulatedJob, SimulationSettings
 
 MOST_TRIED = 500
 """Waiting jobs looked at behind the first: Slurm's bf_max_job_test. `static` looks at none."""

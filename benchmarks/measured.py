@@ -15,13 +15,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..optimizer.models.observation import Observation
-from ..optimizer.models.prior import Prior
-from ..optimizer.models.shipped_prior import DEFAULT
-from ..optimizer.models.step_time import N
-from ..optimizer.models.throughput import fit
-from .programs import Program, StepTime, form_law
-from .traces.formats import TraceError
+from slurm_elastic.daemon.optimizer.models.observation import Observation
+from slurm_elastic.daemon.optimizer.models.prior import Prior
+from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
+from slurm_elastic.daemon.optimizer.models.step_time import N
+from slurm_elastic.daemon.optimizer.models.throughput import fit
+from slurm_elastic.daemon.simulator.programs import Program, StepTime, form_law
+from slurm_elastic.daemon.simulator.traces.job import TraceError
 
 WIDE = Prior(DEFAULT.mean, tuple(tuple(4.0 * (i == j) for j in range(N)) for i in range(N)), noise=0.1, noise_apart=0.1)
 PHASES = 100
