@@ -1,5 +1,5 @@
-"""One run of a rehearsal: `selastic run` on this machine, with a director in selasticd's place that orders a grow, a
-shrink and another grow, each as soon as the one before has come."""
+"""One run of a rehearsal: `selastic run` on this machine, with a director in selasticd's place that orders a grow,
+and a shrink once the training has begun again after a kill. Without torch, whose import is most of a rehearsal."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from slurm_elastic.protocol.errors import ElasticError
-from slurm_elastic.protocol.messages import Grant, Phase, Piece, Registration, Report, Resize, Shape
+from slurm_elastic.protocol.messages import Grant, Phase, Registration, Report, Resize, Shape
 
 from ..supervisor import cli
 from ..supervisor.daemon_client import DaemonClient
-from ..training.rehearsed import VARIABLE
-
-GROWS = (True, False, True)
+from ..training.watched import VARIABLE
 
 
 class Director(DaemonClient):
     """In its place: it asks nobody."""
 
-    def __init__(self, resize: Callable[[Resize], None]) -> None:  # and none of the other's threads
-        self._resize = resize
-        self._base: tuple[Piece, ...] = ()
-        self._ordered = 0
+    def __init__(self, resize: Callable[[Resize], None], failed: Path) -> None:  # and none of the other's threads
+        """failed: a file that is made where a resize has failed, for nobody to wait for one."""
+        self._resize, self._failed, self._worlds = resize, failed, 0
 
     def update_registration(self, registration: Registration) -> None:
         """What trains is told with each phase."""
@@ -36,13 +34,15 @@ class Director(DaemonClient):
         return True
 
     def report_phase(self, phase: Phase) -> None:
-        if phase.phase != "running" or phase.resize != self._ordered or self._ordered == len(GROWS):
+        if phase.phase == "failed":
+            self._failed.touch()
+        if phase.phase != "running":
             return
-        self._base = self._base or phase.pieces
-        add = (Shape(1, 1),) if GROWS[self._ordered] else ()
-        self._ordered += 1
-        gpus = sum(piece.gpus for piece in self._base) + len(add)
-        self._resize(Resize(self._ordered, 0, self._base, add, gpus, 0, "grow_idle", 60.0))
+        self._worlds += 1
+        if self._worlds == 1:
+            self._resize(Resize(1, 0, phase.pieces, (Shape(1, 1),), 2, 0, "grow_idle", 60.0))
+        elif self._worlds == 3:  # the first one, the one that grew, the one after the kill
+            self._resize(Resize(2, 0, phase.pieces[:1], (), 1, 0, "grow_idle", 60.0))
 
 
 def main() -> int:
@@ -51,14 +51,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="selastic rehearse")
     cli.add_arguments(parser)
 
+    given = json.loads(plan)
+
     def connect(
         resize: Callable[[Resize], None], say: Callable[[str], None], took: Callable[[Grant], None]
     ) -> Director:
-        return Director(resize)
+        return Director(resize, Path(given["folder"], "failed"))
 
     try:
-        resized = bool(json.loads(plan)["waits"])
-        return cli.run_here(parser.parse_args(words), {VARIABLE: plan}, connect if resized else None)
+        return cli.run_here(parser.parse_args(words), {VARIABLE: plan}, connect if given["resized"] else None)
     except ElasticError as error:
         print(f"selastic rehearse: {error}", file=sys.stderr)
         return 2

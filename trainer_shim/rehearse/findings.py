@@ -1,4 +1,4 @@
-"""What two runs of a rehearsal have in common, as rows of a table.
+"""What two runs of a rehearsal have in common, as rows of a table. Without torch, whose import is most of a rehearsal.
 
 Parameters are equal where they differ by no more than rounding in another order makes of it; of float32 that is a
 thousandth of what training has changed. Limit: what both runs do wrong alike is not seen.
@@ -7,18 +7,28 @@ thousandth of what training has changed. Limit: what both runs do wrong alike is
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
-
-import torch
 
 from ..training import audit
 
 ROUNDING = {8: 1e-9, 4: 1e-3, 2: 5e-2}
 """By bytes of a number: the largest difference, in parts of what training has changed."""
+SEEDS = 3.0
+"""How far a resized run with dropout may be off, in parts of what another seed makes of it."""
+ENOUGH = 0.6
+"""How often a line has to be written, in parts of the undisturbed run's, some of whose steps have two micro batches."""
+NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]?\d+)?|\bnan\b|\binf\b")
+OWN = re.compile(r"selastic: |batch \d+ on \d+ GPUs|restored from |$")
+"""Lines of the product's."""
+LOOKED_AT = 1 << 24
+"""Bytes of a file."""
+SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -34,17 +44,27 @@ class Trained:
     """What one run has left behind."""
 
     def __init__(self, folder: Path, code: int) -> None:
-        self.code = code
+        self.code, self.place = code, folder / "cwd"
         self.out = (folder / "out.txt").read_text(errors="replace")
         record = folder / "record"
         lines = [json.loads(line) for path in sorted(record.glob("*.jsonl")) for line in path.read_text().splitlines()]
         self.states = [line for line in lines if "sums" in line]
         self.files = [line for line in lines if "file" in line]
-        self.about = [line for line in lines if "random" in line]
+        self.tensors = [line for line in lines if "tensor" in line]
+        self.ran = [line for line in lines if "ran" in line]
+        self.random = sorted({line["random"] for line in lines if "random" in line})
+        self.statistics = sorted({line["statistics"] for line in lines if "statistics" in line})
         self.steps = max((line["step"] for line in self.states), default=0)
-        self.initial, self.final = (_loaded(record / f"{name}.pt") for name in ("initial", "final"))
         self.killed = (record / "killed").exists()
+        told = record / "told"
+        self.told = [int(word) for word in told.read_text().split()] if told.exists() else []
+        self.saved = [int(path.parent.name[5:]) for path in folder.glob("job/checkpoints/step-*/checkpoint.json")]
         self.audited = audit.effective(audit.read(folder / "audit")) if (folder / "audit").is_dir() else []
+
+    @property
+    def worlds(self) -> dict[int, int]:
+        """Of each generation, in their order, the number of workers."""
+        return dict(sorted((line["generation"], line["size"]) for line in self.states))
 
     def why(self) -> str:
         """What its output says of its end: the first line of the product's, or the last of all."""
@@ -57,24 +77,46 @@ class Trained:
 
 def compare(plain: Trained, resized: Trained) -> list[Row]:
     """The rows of the table."""
-    sizes = [size for size, _ in sorted({(line["size"], line["generation"]) for line in resized.states}, key=_second)]
-    went = resized.code == 0 and resized.killed and len(sizes) >= 4
-    why = "" if went else resized.why()
-    worlds = " > ".join(map(str, sizes))
+    went = resized.code == 0 and resized.killed and len(resized.worlds) >= 4
+    worlds = " > ".join(map(str, resized.worlds.values()))
+    why = "one killed" if went else resized.why()
     pauses = re.findall(r"workers, pause ([0-9.]+) s", resized.out)
-    rows = [Row("grow, shrink and kill", went, f"{worlds} workers; {why}" if why else f"{worlds} workers, one killed")]
+    rows = [Row("grow, kill and shrink", went, f"{worlds} workers; {why}")]
     if resized.steps == plain.steps:
-        rows += [_samples(plain, resized), _parameters(plain, resized), _schedule(plain, resized)]
-    rows += [_replicas(resized), _files(plain, resized)]
-    random = sorted({name for line in plain.about for name in line["random"]})
-    statistics = sorted({name for line in plain.about for name in line["statistics"]})
-    if random:
-        rows.append(Row("random numbers", True, f"dropout was off in both runs: {', '.join(random)[:80]}"))
-    if statistics:
-        rows.append(Row("not exact", True, f"BatchNorm sees a worker's own part: {', '.join(statistics)[:80]}"))
+        rows += [_samples(plain, resized), _parameters(resized), _schedule(plain, resized)]
+    rows.append(_replicas(resized))
+    rows += [_written(plain, resized), _told(resized)] if went else []
+    rows.append(_lines(plain, resized))
+    if plain.random:
+        rows.append(Row("random parts", True, f"off in both runs: {_named(plain.random)}"))
+    if plain.statistics:
+        own = "each sample was normalised by itself; as it is a worker normalises over its own part: not compared"
+        rows.append(Row("BatchNorm", True, f"{_named(plain.statistics)}: {own}"))
+    if buffers := [line for line in resized.tensors if not line["parameter"]]:
+        other = [line["tensor"] for line in buffers if line["off"][0]]
+        told = f"{_named(other)} of {len(buffers)}: another value, by each worker's own calls; not compared"
+        rows.append(Row("buffers", True, told if other else f"{len(buffers)} as undisturbed"))
     if pauses:
         rows.append(Row("pause of a resize", True, ", ".join(f"{pause} s" for pause in pauses)))
     return rows
+
+
+def as_another_seed(plain: Trained, other: Trained, resized: Trained) -> Row:
+    """Of three runs with random parts on: the resized one is off by no more than the one with another seed."""
+    name = "with random parts on"
+    failed = next((run for run in (plain, other, resized) if run.code != 0 or run.steps != plain.steps), None)
+    if failed is not None:
+        return Row(name, False, failed.why())
+    seed, off = (
+        math.sqrt(sum(line["off"][1] for line in run.tensors if line["parameter"])) for run in (other, resized)
+    )
+    part = off / seed if seed else math.inf if off else 0.0
+    return Row(name, part <= SEEDS, f"parameters are off by {part:.1f} of what another seed makes of them")
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
 
 
 def table(rows: list[Row]) -> str:
@@ -116,29 +158,19 @@ def _replicas(run: Trained) -> Row:
     return Row(name, "holds another" not in run.out, f"{len(ranks)} steps")
 
 
-def _parameters(plain: Trained, resized: Trained) -> Row:
+def _parameters(resized: Trained) -> Row:
     name = "parameters as undisturbed"
-    if plain.initial is None or plain.final is None or resized.final is None:
+    found = [line for line in resized.tensors if line["parameter"]]
+    if not found:
         return Row(name, False, "a run did not come to its end")
-    if any(line["statistics"] for line in plain.about):
-        return Row(name, True, "not compared: BatchNorm")
-    begun, wanted, found = plain.initial["model"], plain.final["model"], resized.final["model"]
-    worst, where, allowed = 0.0, "", 0.0
-    for key in plain.final["parameters"]:
-        change = float((wanted[key].double() - begun[key].double()).abs().max()) if wanted[key].numel() else 0.0
-        off = float((wanted[key].double() - found[key].double()).abs().max()) if wanted[key].numel() else 0.0
-        part, bound = (
-            off / max(change, 1e-30) if off else 0.0,
-            ROUNDING.get(wanted[key].element_size() // (1 + wanted[key].is_complex()), 1e-3),
-        )
-        if not where or part / bound > worst / allowed:
-            worst, where, allowed = part, key, bound
-    changed = any(not torch.equal(begun[key], wanted[key]) for key in plain.final["parameters"])
-    if not changed:
+    if not any(line["changed"][0] for line in found):
         return Row(name, False, "training has changed none")
-    return Row(
-        name, worst <= allowed, f"{where} is off by {worst:.1e} of what training changed; rounding: {allowed:.0e}"
-    )
+    parts = [(line["off"][0] / max(line["changed"][0], 1e-30), ROUNDING.get(line["bytes"], 1e-3)) for line in found]
+    worst = max(parts, key=lambda entry: math.inf if math.isnan(entry[0]) else entry[0] / entry[1])
+    part, bound = worst
+    where = found[parts.index(worst)]["tensor"]
+    told = f"{where} is off by {part:.1e} of what training changed; rounding: {bound:.0e}"
+    return Row(name, part <= bound, told)
 
 
 def _schedule(plain: Trained, resized: Trained) -> Row:
@@ -153,30 +185,75 @@ def _schedule(plain: Trained, resized: Trained) -> Row:
     return Row(name, True)
 
 
-def _files(plain: Trained, resized: Trained) -> Row:
-    """Names that both runs write, but for numbers in them, and by how many workers at a time."""
-    name = "files written once"
+def _written(plain: Trained, resized: Trained) -> Row:
+    """Names that both runs write, but for numbers in them, by how many workers at a time; and their lines."""
+    name = "files and lines written once"
     writers: dict[tuple[str, int], set[str]] = defaultdict(set)
     for line in resized.files:
         writers[line["file"], line["generation"]].add(line["worker"])
-    several = sorted(file for (file, _), by in writers.items() if len(by) > 1)
-    missing = sorted(
-        {_nameless(line["file"]) for line in plain.files} - {_nameless(line["file"]) for line in resized.files}
-    )
-    if several:
+    files, found = {line["file"] for line in plain.files}, {NUMBER.sub("#", line["file"]) for line in resized.files}
+    if several := sorted(file for (file, _), by in writers.items() if len(by) > 1):
         return Row(name, False, f"{several[0]} is written by several workers")
-    if missing:
+    if missing := sorted(file for file in files if NUMBER.sub("#", file) not in found):
         return Row(name, False, f"{missing[0]} is not written")
-    return Row(name, True, f"{len({line['file'] for line in plain.files})} files")
+    kinds = 0
+    for file in ("../out.txt", *sorted(files)):
+        wanted, written = _lines_in(plain.place / file), _lines_in(resized.place / file)
+        kinds += len(wanted)
+        for text, count in wanted.items():
+            if written[text] < ENOUGH * count:
+                where = "the output" if file == "../out.txt" else file
+                return Row(name, False, f"{where} has {written[text]} of {count} lines: {text[:60]}")
+    return Row(name, True, f"{len(files)} files, {kinds} kinds of lines")
 
 
-def _nameless(path: str) -> str:
-    return re.sub(r"\d+", "#", path)
+def _lines_in(path: Path) -> Counter[str]:
+    """How many there are of each kind: but for numbers. What is no text, or the product's own, is none."""
+    text = path.read_bytes()[:LOOKED_AT] if path.is_file() else b""
+    lines = [] if b"\0" in text else text.decode(errors="replace").split("\n")
+    return Counter(NUMBER.sub("#", line).strip() for line in lines if "\r" not in line and not OWN.match(line))
 
 
-def _second(pair: tuple[int, int]) -> int:
-    return pair[1]
+def _told(resized: Trained) -> Row:
+    """What Slurm sends to the steps before a job's end is a checkpoint, and the training goes on."""
+    name = "USR1 to workers and agents"
+    if not resized.told:
+        return Row(name, False, "the training was over before")
+    step, generation = resized.told
+    if max(resized.worlds) > generation:
+        return Row(name, False, f"it ended the world after step {step}: {resized.why()}")
+    saved = [number for number in resized.saved if number >= step]
+    return Row(name, bool(saved), f"a checkpoint after step {min(saved)}" if saved else "no checkpoint followed")
 
 
-def _loaded(path: Path) -> Any:
-    return torch.load(path, weights_only=True) if path.exists() else None
+def _lines(plain: Trained, resized: Trained) -> Row:
+    """Which of the script's lines were seen: what no run has reached is not proven."""
+    changes = dict(zip(list(resized.worlds)[1:], ("grow", "kill", "shrink"), strict=False))
+    after: dict[str, set[tuple[str, int]]] = {change: set() for change in changes.values()}
+    seen: set[tuple[str, int]] = set()
+    for line in plain.ran + resized.ran:
+        ran = {(file, number) for file, numbers in line["ran"].items() for number in numbers}
+        seen |= ran
+        if line in resized.ran and line["generation"] in changes:
+            after[changes[line["generation"]]] |= ran
+    never, known = [], {file: executable(plain.place / file) for file in sorted({file for file, _ in seen})}
+    for file, numbers in known.items():
+        runs = "".join("x" if (file, number) in seen else "-" for number in numbers)
+        for span in re.finditer("-+", runs):
+            first, last = numbers[span.start()], numbers[span.end() - 1]
+            never.append(f"{file}:{first}" + (f"-{last}" if last > first else ""))
+    places = {(file, number) for file, numbers in known.items() for number in numbers}
+    told = "".join(f", {len(ran & places)} after the {change}" for change, ran in after.items())
+    text = f"{len(seen & places)} of {len(places)} ran{told}"
+    return Row("lines of the script", True, text + (f"; never: {_named(never)}" if never else ""))
+
+
+def executable(path: Path) -> list[int]:
+    """The numbers of the lines of a Python file that do something."""
+    try:
+        codes = [compile(path.read_bytes(), str(path), "exec", dont_inherit=True)]
+    except (OSError, SyntaxError, ValueError):
+        return []
+    for code in codes:
+        codes += [entry for entry in code.co_consts if isinstance(entry, CodeType)]
+    return sorted({line for code in codes for *_, line in code.co_lines() if line})

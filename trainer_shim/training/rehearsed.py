@@ -1,36 +1,49 @@
 """A training under `selastic rehearse`: what every worker holds after each step is written down, and the training waits
-where a resize is to come, loses a worker where one is to be killed, and ends after some steps.
+where a resize is to come, loses a worker where one is to be killed, hears what Slurm sends before a job's end, and ends
+after some steps.
 
-Dropout is off: what it leaves out differs by rank, and would hide what else differs. Limits: files that libraries write
-without Python's open() or torch.save() are not seen; a resize that does not come is waited for so long, and left out.
+Dropout is off, unless it is what is tried, and BatchNorm normalises each sample by itself: what they make of a batch
+differs by rank, and would hide what else differs. Limit: a resize that does not come is waited for so long, and left
+out.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
+import math
 import os
 import signal
-import sys
-import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 
+from ..checkpoint.schedule import Saving
 from ..parallel.strategy import Strategy
 from ..state.kept_parts import State
 from ..world.process_group import World
 from ..world.rendezvous import Membership
 from .guards.replica_check import ReplicaCheck
+from .watched import Files, lines_ran
 
-VARIABLE = "SELASTIC_REHEARSE"
-"""{"folder": where to write, "steps": after which it ends, "waits": those after which a resize comes, "kill": the one
-after which the last rank is killed, once; 0: none}."""
 WAIT_S = 90.0
+GROW, KILL, SHRINK, EARLIEST = 0.25, 0.5, 0.65, 3
+"""Parts of a training's steps after which they come at the latest; the first step for any."""
+DROPS = ("input", "p", "training", "inplace")
+FUNCTIONS = {
+    **dict.fromkeys(
+        ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"), DROPS
+    ),
+    "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
+    "batch_norm": ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+}
+"""Of torch.nn.functional, with the names of what is given by position: modules compute by these."""
 RANDOM = ("Dropout", "DropPath", "StochasticDepth")
-STATISTICS = "BatchNorm"
 
 
 class RehearsedSession(Protocol):
@@ -38,6 +51,7 @@ class RehearsedSession(Protocol):
 
     membership: Membership
     state: State
+    saving: Saving
     replica_check: ReplicaCheck
 
     @property
@@ -49,34 +63,62 @@ class RehearsedSession(Protocol):
 
 
 class Rehearsed:
-    """See the module. One per session that is rehearsed."""
+    """See the module. One per session that is rehearsed.
+
+    plan: {"folder": where to write, "steps": after which it ends, "random": "off", "on", or "other": as another seed
+    would have it, "resized": whether workers come, leave and are killed, "beside": the folder of an undisturbed run,
+    which this one is compared with}. The folder's file "length" says how many steps that run had.
+    """
 
     def __init__(self, session: RehearsedSession, plan: str) -> None:
-        given = json.loads(plan)
-        self._session, self._folder = session, Path(given["folder"])
-        self._steps, self._waits, self._kill = given["steps"], given["waits"], given["kill"]
+        self._session, self._plan = session, json.loads(plan)
+        self._folder, self._length = Path(self._plan["folder"]), 0
         self._worker = os.environ.get("SELASTIC_WORKER", "alone").replace("/", "_")
-        self._seen = -1
-        self._ended = False
-        self._watch_files()
+        self._seen, self._ended = -1, False
+        self._files = Files(lambda name: self._note(file=name))
+        save = torch.save
+
+        @functools.wraps(save)
+        def seen(value: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+            self._files.wrote(f)  # torch writes by itself
+            self._files.quietly(save, value, f, *args, **kwargs)
+
+        torch.save = seen  # type: ignore[assignment]
+        for name, words in FUNCTIONS.items():
+            setattr(F, name, self._alike(name, words, getattr(F, name)))
+        atexit.register(self._note_lines)
+
+    def _alike(self, name: str, words: tuple[str, ...], function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of torch that gives the same on every rank."""
+        rate = next((word for word in words if word in ("p", "dropout_p")), "")
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            given = {**dict(zip(words, args, strict=False)), **kwargs}
+            if not rate and given.get("training"):
+                self._note_once(statistics=f"F.{name}")
+                return F.group_norm(given["input"], 1, given.get("weight"), given.get("bias"))
+            if rate and self._plan["random"] == "off" and given.get("training", True) and given.get(rate, rate == "p"):
+                self._note_once(random=f"F.{name}")
+                given[rate] = 0.0
+            return function(**given)
+
+        return called
 
     def entered(self) -> None:
         """A world is complete."""
         module = self._session.model().module
-        off, statistics = [], []
         for name, part in module.named_modules():
             kind = type(part).__name__
-            rate = getattr(part, "dropout", None)
-            if isinstance(rate, float) and rate > 0:  # of attention, and of recurrent layers
-                part.dropout = 0.0
-                off.append(name or kind)
-            if any(word in kind for word in RANDOM) and float(getattr(part, "p", 0)):
-                part.p = 0.0
-                off.append(name or kind)
-            if STATISTICS in kind:
-                statistics.append(name or kind)
-        self._note({"random": off, "statistics": statistics})
-        if self._session.state.progress.step == 0:
+            if "BatchNorm" in kind:
+                self._note_once(statistics=name or kind)
+            for rate in ("dropout", *(("p", "drop_prob") if any(word in kind for word in RANDOM) else ())):
+                if isinstance(value := getattr(part, rate, None), float) and value > 0:  # an LSTM's "dropout", too
+                    self._note_once(random=name or kind)
+                    setattr(part, rate, 0.0 if self._plan["random"] == "off" else value)
+        if self._seen < 0 and self._plan["random"] == "other":
+            module.register_forward_pre_hook(lambda *_: (torch.rand(1), None)[1])
+        if self._session.state.progress.step == 0 and not self._plan["beside"]:
             self._save("initial")
 
     def between_steps(self) -> None:
@@ -86,25 +128,41 @@ class Rehearsed:
             return
         self._seen = step
         held = self._session.replica_check.look()
-        place = {"step": step, "rank": world.rank, "size": world.size, "generation": world.generation}
         rates = {name: value for name, value in held.values.items() if name.startswith("lr ")}
-        self._note({**place, "values": rates, "sums": dict(zip(held.names, held.read(), strict=True))})
-        if step >= self._steps:
+        sums = dict(zip(held.names, held.read(), strict=True))
+        self._note(step=step, rank=world.rank, size=world.size, values=rates, sums=sums)
+        self._note_lines()
+        if step >= self._plan["steps"]:
             self._end(step)
-        killed = self._folder / "killed"
-        if step in self._waits and world.generation <= self._waits.index(step) + 1:  # else it has come earlier
-            until = time.monotonic() + WAIT_S
-            while self._session.membership.vote(False, False, 0.0)[0] is None and time.monotonic() < until:
-                time.sleep(0.005)
-        if (
-            self._kill
-            and step >= self._kill
-            and world.size > 1
-            and world.rank == world.size - 1
-            and not killed.exists()
-        ):
+        if self._plan["resized"] and step >= EARLIEST:
+            self._disturb(step, world)
+
+    def _disturb(self, step: int, world: World) -> None:
+        killed, told, membership = self._folder / "killed", self._folder / "told", self._session.membership
+        grow, kill, shrink = (round(part * self._wait_for_length()) for part in (GROW, KILL, SHRINK))
+        if step == (grow if world.size == 1 else shrink):
+            self._wait(lambda: membership.vote(False, False, 0.0)[0] is not None)
+        if step >= kill and 0 < world.rank == world.size - 1 and not killed.exists():
             killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        if step > shrink and world.size == 1 and killed.exists() and not told.exists():
+            told.write_text(f"{step} {world.generation}")
+            for process in (os.getppid(), os.getpid()):  # as Slurm does to all of a step
+                os.kill(process, signal.SIGUSR1)
+            self._wait(lambda: membership.client is None or membership.client.save_wanted)
+
+    def _wait(self, has_come: Callable[[], bool]) -> None:
+        until, failed = time.monotonic() + WAIT_S, self._folder / "failed"
+        while not has_come() and not failed.exists() and time.monotonic() < until:
+            time.sleep(0.005)
+
+    def _wait_for_length(self) -> int:
+        """Steps of the undisturbed run, whose end this one waits for."""
+        while not self._length:
+            time.sleep(0.005)
+            place = self._folder / "length"
+            self._length = int(place.read_text() or 0) if place.exists() else 0
+        return self._length
 
     def finished(self) -> None:
         """The script's loop is over. Every rank calls this."""
@@ -115,6 +173,7 @@ class Rehearsed:
     def _end(self, step: int) -> None:
         client = self._session.membership.client
         self.finished()
+        self._session.saving.wait(WAIT_S)
         if client is not None:
             progress = self._session.state.progress
             said = {"step": step, "samples": progress.samples, "epoch": progress.epoch, "finished": True}
@@ -122,52 +181,43 @@ class Rehearsed:
             self._session.membership.exit_process(0)
 
     def _save(self, name: str) -> None:
-        session = self._session
-        whole = session.model().full_state(keep=session.rank == 0)
-        if session.rank == 0:
-            names = {name for name, _ in session.model().module.named_parameters()}
-            tensors = {key: value for key, value in whole.items() if isinstance(value, torch.Tensor)}
-            values = {
-                key: value.to_dense() if value.layout != torch.strided else value for key, value in tensors.items()
-            }
-            found = {"step": session.state.progress.step, "model": values, "parameters": sorted(names)}
-            torch.save(found, self._folder / f"{name}.pt")
+        """What the model is now; in a run beside another one how it differs from that one's."""
+        model = self._session.model()
+        whole = model.full_state(keep=self._session.rank == 0)
+        if self._session.rank != 0:
+            return
+        found = {key: value for key, value in whole.items() if isinstance(value, torch.Tensor)}
+        found = {key: value.to_dense() if value.layout != torch.strided else value for key, value in found.items()}
+        if not self._plan["beside"]:
+            self._files.quietly(torch.save, found, self._folder / f"{name}.pt")
+            return
+        self._wait_for_length()
+        begun, wanted = (torch.load(Path(self._plan["beside"], f"{one}.pt")) for one in ("initial", "final"))
+        parameters = {name for name, _ in model.module.named_parameters()}
+        for key in wanted.keys() & found.keys():
+            size = found[key].element_size() // (1 + found[key].is_complex())  # of a real number
+            changed, off = _apart(wanted[key], begun[key]), _apart(wanted[key], found[key])
+            self._note(tensor=key, parameter=key in parameters, bytes=size, changed=changed, off=off)
 
-    def _note(self, line: dict[str, Any]) -> None:
-        text = json.dumps({"worker": self._worker, **line}, default=str)
+    def _note(self, **line: Any) -> None:
+        world, step = self._session.membership.world, self._session.state.progress.step
+        place = {"worker": self._worker, "step": step, "generation": world.generation if world else -1}
         with (self._folder / f"{self._worker}.jsonl").open("a") as file:
-            file.write(text + "\n")
+            file.write(json.dumps({**place, **line}, default=str) + "\n")
 
-    def _watch_files(self) -> None:
-        here, busy, save = Path.cwd(), [False], torch.save
-        own = str(Path(os.environ.get("SELASTIC_JOB_DIR", here)).parent)
-        others = (own, sys.prefix, sys.base_prefix, tempfile.gettempdir(), "/dev", "/proc", "/sys")
+    @functools.cache  # noqa: B019 - one for the process
+    def _note_once(self, **line: Any) -> None:
+        self._note(**line)
 
-        def wrote(path: Any) -> None:
-            if busy[0] or not isinstance(path, (str, os.PathLike)):
-                return
-            whole = here / os.fsdecode(path)
-            inside = whole.is_relative_to(here)
-            if "__pycache__" in whole.parts or (not inside and str(whole).startswith(others)):
-                return
-            busy[0] = True
-            world = self._session.membership.world
-            name = whole.relative_to(here) if inside else whole
-            self._note({"file": str(name), "generation": world.generation if world is not None else -1})
-            busy[0] = False
+    def _note_lines(self) -> None:
+        """Which lines of the script ran since the last time."""
+        self._note(ran=lines_ran())
 
-        def heard(event: str, args: tuple[Any, ...]) -> None:
-            if event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
-                wrote(args[0])
 
-        @functools.wraps(save)
-        def seen(value: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            wrote(f)  # torch writes by itself
-            busy[0] = True
-            try:
-                save(value, f, *args, **kwargs)
-            finally:
-                busy[0] = False
-
-        sys.addaudithook(heard)
-        torch.save = seen  # type: ignore[assignment]
+def _apart(one: torch.Tensor, other: torch.Tensor) -> list[float]:
+    """The largest difference of two elements, and the sum of the squares of all."""
+    if one.shape != other.shape:
+        return [math.inf, math.inf]
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    apart = (one.to(wide) - other.to(wide)).abs()
+    return [float(apart.max()) if apart.numel() else 0.0, float(apart.square().sum())]

@@ -41,9 +41,10 @@ from .last_state import LastState
 from .learning_rate import Tuning
 from .optimizer_step import OptimizerSteps
 from .pass_boundary import PassBoundary
-from .rehearsed import VARIABLE, Rehearsed
+from .rehearsed import Rehearsed
 from .reporting import Reporting
 from .switch import WorldSwitch
+from .watched import VARIABLE
 
 
 class Session:
