@@ -168,6 +168,7 @@ def write(place: Path, run: Run) -> None:
         file.write(json.dumps(asdict(run)))  # json.dump leaves cycles behind
         file.flush()
         os.fsync(file.fileno())
+    own_files.make_own(partial)  # what the umask gave to a group
     partial.replace(place / RECORD)
 
 

@@ -50,3 +50,13 @@ def test_every_file_that_contributing_names_is_there() -> None:
     named = set(re.findall(rf"`((?:{tops})/[\w./-]*)`", text))
     assert len(named) > 10
     assert sorted(name for name in named if "NAME" not in name and not (ROOT / name).exists()) == []
+
+
+def test_every_attack_that_security_names_has_its_test() -> None:
+    """The table says in which files; below tests/unit, those of cluster/ below tests."""
+    table = (ROOT / "SECURITY.md").read_text().partition("## Attacks that are tests")[2].partition("\n## ")[0]
+    rows = [line.split("|")[3] for line in table.splitlines() if line.count("|") == 4][2:]
+    named = [re.findall(r"`([\w/]+\.py)`", cell) for cell in rows]
+    assert len(rows) > 20 and all(named)
+    places = (ROOT / "tests/unit", ROOT / "tests")
+    assert [name for row in named for name in row if not any((place / name).exists() for place in places)] == []

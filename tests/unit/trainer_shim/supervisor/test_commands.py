@@ -368,8 +368,10 @@ def test_what_lies_in_a_job_directory_is_its_owners_alone(tmp_path: Path, umask:
     own = os.umask(umask)
     try:
         job_dir.create(tmp_path)
+        job_dir.write(tmp_path, job_dir.Run(("train.py",), "a"))
     finally:
         os.umask(own)
+    assert not (tmp_path / job_dir.RECORD).stat().st_mode & 0o022
     assert [(tmp_path / name).stat().st_mode & 0o7777 for name in names] == [0o700] * 3
 
 
