@@ -8,6 +8,7 @@ first one is not seen.
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ...checkpoint import contents
 from ...parallel.strategy import Strategy
 from ...state.kept_parts import State, place_of
 from ...state.packed_tensors import pack
+from ...state.variables import Variables
 from ...world.process_group import backend, is_grouped
 
 OVER_GLOO = {
@@ -36,6 +38,7 @@ def look_ahead(state: State, model: Strategy, several: bool) -> None:
         _check_broadcast(module, options)
         check_graph(options, several, "join(micro_batch=...), nor with job.fit()")
     _check_sparse(model)
+    _check_schedules(state)
     if not any(parameter.is_meta for parameter in model.module.parameters()):
         _check_loads(state)
     for part in getattr(model, "models", [model]):
@@ -84,6 +87,32 @@ def _check_sparse(model: Strategy) -> None:
             + ("NCCL does not add up" if on_gpus else "a sharded, or a deterministic, step does not add up")
             + "; accepted: sparse=False"
         )
+
+
+def _check_schedules(state: State) -> None:
+    """One that is not kept begins anew where a worker starts again, which nobody but a joiner's ranks would notice."""
+    parts = list(state.parts.values())
+    kept: set[int] = set()
+    layer: list[Any] = [part for part in parts if not isinstance(part, Variables)]  # they hold all globals
+    for _ in range(3):  # what a kept object holds, such as the schedules of a SequentialLR
+        kept |= set(map(id, layer))
+        held = [value for part in layer for value in getattr(part, "__dict__", {}).values()]
+        layer = [entry for value in held for entry in _entries(value)]
+    for found in gc.get_objects():
+        if issubclass(type(found), torch.optim.lr_scheduler.LRScheduler) and id(found) not in kept:
+            optimizer = getattr(found, "optimizer", None)
+            if id(getattr(optimizer, "optimizer", optimizer)) in map(id, parts):
+                raise TrainingError(
+                    f"the schedule {type(found).__name__} of an optimizer that survives does not: it begins anew on a "
+                    "worker that joins or starts again; accepted: job.wrap(model, optimizer, schedule), "
+                    "job.keep(schedule=schedule), or accelerator.prepare() of all three"
+                )
+
+
+def _entries(value: Any) -> list[Any]:
+    if type(value) is dict:
+        return list(value.values())
+    return list(value) if type(value) in (list, tuple) else [value]
 
 
 def _check_loads(state: State) -> None:

@@ -216,6 +216,7 @@ OTHERS = {
         + own(
             before="schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)",
             top="job.rank or schedule.step()",
+            keep=", schedule=schedule",
         ),
         "lr of optimizer's group 0 is",
     ),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from local_jobs import DATA, loss_of, refused
 from torch import nn
+from torch.optim.lr_scheduler import ChainedScheduler, ReduceLROnPlateau, StepLR
 
 import slurm_elastic.trainer_shim as elastic
 from slurm_elastic.trainer_shim.checkpoint import contents
@@ -193,3 +196,57 @@ def test_a_tried_optimizer_is_left_as_it_is(made: list[elastic.Job]) -> None:
     assert not optimizer.state and not called and optimizer.step == step
     assert [group["params"] for group in groups] == [group["params"] for group in optimizer.param_groups]
     assert not torch.distributed.is_initialized()
+
+
+class Trainer:
+    """Of a script's own: what it keeps holds the rest."""
+
+    def __init__(self, schedule: Any) -> None:
+        self.schedules = {"one": schedule}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.schedules["one"].state_dict()  # type: ignore[no-any-return]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.schedules["one"].load_state_dict(state)
+
+
+def behind_accelerates(optimizer: Any) -> Any:
+    schedule = StepLR(optimizer, 1)
+    schedule.optimizer = SimpleNamespace(optimizer=optimizer)
+    return schedule
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["wrap", "own loop"])
+@pytest.mark.parametrize(
+    ("make", "keep", "held"),
+    [
+        (lambda optimizer: StepLR(optimizer, 1), lambda schedule: {}, False),
+        (behind_accelerates, lambda schedule: {}, False),
+        (lambda optimizer: ReduceLROnPlateau(optimizer), lambda schedule: {}, False),
+        (lambda optimizer: StepLR(optimizer, 1), lambda schedule: {"schedule": schedule}, True),
+        (lambda optimizer: ChainedScheduler([StepLR(optimizer, 1)]), lambda schedule: {"schedule": schedule}, True),
+        (lambda optimizer: StepLR(optimizer, 1), lambda schedule: {"trainer": Trainer(schedule)}, True),
+    ],
+)
+def test_a_schedule_that_does_not_survive_is_refused(
+    made: list[elastic.Job], own: bool, make: Any, keep: Any, held: bool
+) -> None:
+    """It would begin anew with each restart: another training, of which no rank sees anything."""
+    job = elastic.join(batch=8)
+    made.append(job)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = make(optimizer)
+    net = job.replicate(model) if own else job.wrap(model, optimizer)
+    job.keep(**keep(schedule), **({"optimizer": optimizer} if own else {}))
+    with nullcontext() if held else refused(f"the schedule {type(schedule).__name__} of an optimizer that survives"):
+        for _ in job.epochs(1):
+            for batch in job.loader(DATA):
+                optimizer.zero_grad()
+                loss = loss_of(net, batch)
+                if own:
+                    loss.backward()
+                    optimizer.step()
+                else:
+                    job.step(loss)
