@@ -7,8 +7,13 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from local_run import Run, children
+import socket_job
+from local_run import Run, children, keeps_logs
+from malformed import line
 from waiting import wait_until
+
+from slurm_elastic.trainer_shim.supervisor import driver
+from slurm_elastic.trainer_shim.supervisor.state_machine import events
 
 TRAIN = """
 import os, time, torch
@@ -44,15 +49,34 @@ def test_each_signal_before_the_end_is_a_checkpoint_and_nothing_else(start: Call
     (tmp_path / "train.py").write_text(TRAIN)
     run = start("--nproc", "2", "--no-daemon", "train.py")
     run.says("generation 1: 2 workers")
+    keepers = _keepers(run)
     for number, targets in SENT:
         saved = _saved(run)
         groups = {"batch": [run.process.pid, run.supervisor()], "steps": _below(run.supervisor())}
         for pid in (pid for target in targets for pid in groups[target]):
             os.kill(pid, number)
         wait_until(lambda saved=saved: _saved(run) > saved, 30, run.text)
+    assert keepers and _keepers(run) == keepers, (keepers, _keepers(run), "the logs go on, too")
     (tmp_path / "go").touch()
     assert run.wait() == 0, run.text()
     assert "starting again" not in run.text() and "lost" not in run.text(), run.text()
+
+
+def test_a_notice_to_the_steps_is_the_jobs() -> None:
+    """Of a companion's, too, which it does not end; a SIGTERM there is Slurm's taking it away."""
+    with socket_job.job() as made:
+        peers = made.trains()
+        heard: list[events.Event] = []
+        made.supervisor._event = heard.append  # type: ignore[method-assign]
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            made.say(peers["agent"], line(type="notice", signal=number))
+        made.until(lambda: len(heard) == 3)
+        assert heard == [driver.NOTICE, driver.NOTICE, events.NodeTerminating((1, "n1"))]
+
+
+def _keepers(run: Run) -> set[int]:
+    """Those that live: of a zombie the name is left."""
+    return {pid for pid in _below(run.supervisor()) if keeps_logs(pid) and Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
 def _saved(run: Run) -> str:
