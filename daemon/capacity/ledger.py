@@ -7,14 +7,16 @@ Limit: knows amounts, not which GPU or core; whether Slurm's own rules accept a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import merge
+from itertools import chain
 
 from slurm_elastic.protocol.records import record
 
 from ..slurm.model import Job, Node, Snapshot
-from .idle_nodes import IdleNodes
 
 
 @record(frozen=True, slots=True)
@@ -59,13 +61,50 @@ class Pool:
     nodes: frozenset[str]
 
 
+class IdleNodes:
+    """Nodes by their free amount, those of one amount in the order of their names: placing a growth then costs what it
+    takes, whatever the cluster's size. It knows only the changes that `put` gives it."""
+
+    def __init__(self, nodes: Iterable[tuple[str, Amount]]) -> None:
+        self._amount = dict(nodes)
+        self._names: dict[Amount, list[str]] = {}
+        for name in sorted(self._amount):
+            self._names.setdefault(self._amount[name], []).append(name)
+
+    @property
+    def amounts(self) -> Collection[Amount]:
+        """Every amount that is free on some node."""
+        return self._names.keys()
+
+    def put(self, name: str, amount: Amount | None) -> None:
+        """What is free on the node has changed; None: nothing is, it leaves."""
+        before = self._amount.pop(name, None)
+        if before is not None:
+            names = self._names[before]
+            del names[bisect_left(names, name)]
+            if not names:
+                del self._names[before]
+        if amount is not None:
+            self._amount[name] = amount
+            insort(self._names.setdefault(amount, []), name)
+
+    def of(self, amounts: Collection[Amount], near: Collection[str] = ()) -> Iterator[str]:
+        """The nodes with one of these amounts free: those of `near` first, each by name. Lazy: few are asked for."""
+        lists = [self._names[amount] for amount in amounts]
+        others = merge(*lists) if len(lists) > 1 else iter(lists[0])
+        if not near:
+            return others
+        first = sorted(name for name in near if self._amount.get(name) in amounts)
+        return chain(first, (name for name in others if name not in near))
+
+
 class Ledger:
     """Free amounts by node, `now` and `soon` (held by something that is being released). Copy it before trying."""
 
     def __init__(self, now: Mapping[str, Amount], soon: Mapping[str, Amount] | None = None) -> None:
         self.now = dict(now)
         self.soon = dict(soon or {})
-        self._idle_nodes: dict[tuple[frozenset[str], bool], tuple[IdleNodes[Amount], int]] = {}
+        self._idle_nodes: dict[tuple[frozenset[str], bool], tuple[IdleNodes, int]] = {}
         """By set of nodes, with how many of the changes are in it."""
         self._changes: list[str] = []
         """Every node of which something was taken or released, in that order."""
@@ -90,7 +129,7 @@ class Ledger:
         later = self.soon.get(node)
         return self.now[node] if later is None else self.now[node] + later
 
-    def idle_nodes(self, nodes: Iterable[str], soon: bool) -> IdleNodes[Amount]:
+    def idle_nodes(self, nodes: Iterable[str], soon: bool) -> IdleNodes:
         """Those of the nodes that have a GPU free, or will have, by amount. Made once for a set of nodes that is asked
         for again and again; of what `take` and `release` changed since then it only catches up."""
         key = frozenset(nodes), soon

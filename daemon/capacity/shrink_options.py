@@ -7,13 +7,14 @@ whole share.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.protocol.messages import Piece, Shape
 from slurm_elastic.protocol.records import record
 
 from .ledger import Amount
+from .roster import RunningPiece
 
 Unit = tuple[int, str]
 """A Slurm job id and one of its nodes."""
@@ -192,4 +193,27 @@ def first_to_go(giver: Giver, nodes: Iterable[str]) -> list[str]:
     return sorted(
         order,
         key=lambda node: (node not in giver.wanted, -giver.slow.get(node, 0.0), near[giver.switches.get(node, "")]),
+    )
+
+
+WITHDRAWN = DropRule("growth", price=1, whole=True, first=True)
+"""A growth that training has not switched to yet."""
+
+
+def with_growth(giver: Giver, resize: int, add: Sequence[Shape], granted: Iterable[RunningPiece]) -> Giver:
+    """The giver with the nodes that an open resize adds, those granted and those still asked for. Until training has
+    switched to them they are withdrawn whole; whether it switches first is not known here."""
+    pieces = [replace(held.piece, kind=WITHDRAWN.kind) for held in granted]
+    share, there = dict(giver.share), {node for piece in pieces for node in piece.nodes}
+    for index, shape in enumerate(add):
+        nodes = tuple(node for node in shape.node_list if node not in there)
+        number = -resize * len(add) - index  # no Slurm job has it, nor anything else that a resize asks for
+        share[number] = Amount(shape.gpus_per_node, shape.cpus_per_node, shape.mem_mb_per_node)
+        pieces += [Piece(number, WITHDRAWN.kind, nodes, shape.gpus_per_node)] if nodes else []
+    return replace(
+        giver,
+        pieces=(*giver.pieces, *pieces),
+        sizes=giver.sizes | {giver.gpus},
+        rules={**giver.rules, WITHDRAWN.kind: WITHDRAWN},
+        share=share,
     )

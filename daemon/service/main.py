@@ -16,13 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_elastic.db.clock import steady_now
+from slurm_elastic.db.lease import Lease
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import open_files
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, SlurmError
 from slurm_elastic.protocol.event_kind import EventKind
 
-from ..api.app import create_app
+from ..api.app import Application, create_app
 from ..api.auth import Authenticator
+from ..api.http_server import HttpServer, server_config
 from ..api.slurm_roles import SlurmRoles
 from ..api.status_cache import REFRESH_S
 from ..config import tls
@@ -34,9 +36,8 @@ from ..slurm import CommandClient
 from ..slurm.slurms_clock import SlurmsClock
 from .daemon import Daemon
 from .leader import Leader, instance_lock, leading
-from .listeners import hook_listener, public_url, tcp_listener, unix_listener, write_client_file
+from .listeners import hook_listener, on_datagram, public_url, tcp_listener, unix_listener, write_client_file
 from .preflight import about_epilog, check
-from .server import DaemonServer
 from .systemd import Notifier
 
 log = logging.getLogger(__name__)
@@ -142,6 +143,34 @@ def _tell_of_epilog(settings: Settings, client: CommandClient) -> None:
         told = about_epilog(settings, client.epilog())
         if told and settings.mode == "act":
             log.warning("%s", told)
+
+
+class DaemonServer(HttpServer):
+    """Serves the API of this daemon, reads the datagrams of Slurm's hooks and tells systemd that it is alive. `run`
+    belongs in the main thread, the only one that signals can be caught in."""
+
+    def __init__(self, app: Application, daemon: Daemon, notifier: Notifier, lease: Lease) -> None:
+        super().__init__(server_config(app, daemon.settings))
+        self._daemon, self._notifier, self._lease = daemon, notifier, lease
+
+    def started_serving(self, others: list[socket.socket]) -> None:
+        """Read the hooks' datagrams; tell systemd that the daemon is ready."""
+        for hooks in others:
+            on_datagram(hooks, lambda: self._daemon.controller.wake("hook"))
+        self._notifier.ready(self._daemon.status())
+
+    def tick(self) -> None:
+        """A sign of life from the event loop, as long as rounds end in time; the end, once the lease is lost."""
+        if self._lease.lost:
+            self.end()
+        self._daemon.scheduler.check_clock()
+        if not self._daemon.hangs:
+            self._notifier.alive(self._daemon.status)
+
+    def end(self) -> None:
+        """Stop soon, and answer every long poll. From any thread."""
+        super().end()
+        self._daemon.waiters.close()
 
 
 def tune_interpreter() -> None:

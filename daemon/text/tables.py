@@ -9,6 +9,7 @@ Limit: text only, no colour; one line per row, but on a terminal that is too nar
 from __future__ import annotations
 
 import re
+import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +18,15 @@ from typing import Any
 
 from slurm_elastic.protocol.errors import ConfigError
 
-from . import fitting
-
 Row = Any
 """Any object that the columns know how to read."""
 Cell = Callable[[Row], str]
 """Makes a column's text from a row; empty when the row does not know it."""
 UNKNOWN = "-"
+SHORTEST = 8
+"""Columns of a terminal that a text keeps at least."""
+SHORTEST_LAST = 12
+"""... the last one, which says why, or what happened."""
 _width = unicodedata.east_asian_width
 
 
@@ -106,12 +109,12 @@ def lines(
     if terminal:
         last = len(columns) - 1
         least = [
-            fitting.least_width(width, column.left, index == last)
+            least_width(width, column.left, index == last)
             for index, (column, width) in enumerate(zip(columns, widths, strict=True))
         ]
-        stay = fitting.kept([column.name for column in columns], least, terminal, spare)
+        stay = kept([column.name for column in columns], least, terminal, spare)
         columns = [columns[index] for index in stay]
-        widths = fitting.narrowed([widths[index] for index in stay], [least[index] for index in stay], terminal)
+        widths = narrowed([widths[index] for index in stay], [least[index] for index in stay], terminal)
         shown = [part for line in shown for part in _wrapped([line[index] for index in stay], widths)]
     if header and rule:
         shown.insert(1, ["-" * width for width in widths])
@@ -120,7 +123,7 @@ def lines(
 
 def _wrapped(line: list[str], widths: Sequence[int]) -> list[list[str]]:
     """The row, in several lines where its last cell is a sentence that needs them."""
-    first, *rest = fitting.wrapped(line[-1], widths[-1])
+    first, *rest = wrapped(line[-1], widths[-1])
     return [[*line[:-1], first], *([*([""] * (len(line) - 1)), part] for part in rest)]
 
 
@@ -163,3 +166,40 @@ def number(value: float | None, digits: int = 3) -> str:
     size = abs(value)
     whole_digits = len(str(int(size))) if size >= 1 else 1
     return f"{value:.{max(0, digits - whole_digits)}f}"
+
+
+def kept(names: Sequence[str], least: Sequence[int], width: int, spare: Sequence[str]) -> list[int]:
+    """Which columns stay, where those in `spare` are left out one after another until the rest fits.
+
+    least: how narrow each column can be made; width: of the terminal.
+    """
+    stay = list(range(len(names)))
+    for name in spare:
+        if sum(least[index] + 1 for index in stay) - 1 <= width:
+            break
+        stay = [index for index in stay if names[index] != name]
+    return stay
+
+
+def narrowed(widths: Sequence[int], least: Sequence[int], width: int) -> list[int]:
+    """The widths, the widest columns narrowed first, and the last one when the others cannot be narrowed any more."""
+    found = list(widths)
+    surplus = sum(found) + len(found) - 1 - width
+    while surplus > 0:
+        candidates = [index for index in range(len(found) - 1) if found[index] > least[index]]
+        index = max(candidates, key=lambda index: found[index], default=len(found) - 1)
+        if found[index] <= least[index]:
+            break
+        found[index] -= 1
+        surplus -= 1
+    return found
+
+
+def least_width(full: int, is_text: bool, is_last: bool) -> int:
+    """How narrow a column can be made."""
+    return min(full, SHORTEST_LAST if is_last else SHORTEST) if is_text else full
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """A sentence in lines of so many columns, broken between words. A longer word stays whole."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [text]

@@ -12,10 +12,9 @@ from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.records import record
 
 from ...actions.refusals import Refusal
-from ...capacity.growth_under_way import with_growth
 from ...capacity.ledger import Amount, per_node
 from ...capacity.roster import ElasticJob
-from ...capacity.shrink_options import Giver
+from ...capacity.shrink_options import Giver, with_growth
 from ...mechanisms import registry
 from ...slurm.site import Site
 from ...text.reasons import Reason

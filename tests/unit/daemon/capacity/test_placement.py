@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 
-from slurm_elastic.daemon.capacity.idle_nodes import IdleNodes
-from slurm_elastic.daemon.capacity.ledger import Amount, Ledger
+from slurm_elastic.daemon.capacity.ledger import Amount, IdleNodes, Ledger
 from slurm_elastic.daemon.capacity.placement import (
     ShapeTemplate,
     place,

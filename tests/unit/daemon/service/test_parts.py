@@ -24,10 +24,9 @@ from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.service import daemon as service_daemon
 from slurm_elastic.daemon.service import listeners
 from slurm_elastic.daemon.service import scheduler as ticker_module
-from slurm_elastic.daemon.service.daemon import Daemon
+from slurm_elastic.daemon.service.daemon import Daemon, expected_mb
 from slurm_elastic.daemon.service.scheduler import Scheduler
 from slurm_elastic.db.clock import steady_now
-from slurm_elastic.db.expected_size import expected_mb
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.protocol.errors import NotFound
 from slurm_elastic.protocol.event_kind import EventKind
