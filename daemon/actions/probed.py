@@ -15,6 +15,8 @@ SALLOC, SBATCH, SHRINK, REQUEUE, COMPONENT, EPILOG = "salloc", "sbatch", "shrink
 """What is tried and decides how jobs are resized; all else is for people."""
 Found = Mapping[str, Tried]
 """By the name of what was tried."""
+MOST_S = 1800.0
+"""For nothing that a user says are nodes kept longer than any setting allows."""
 _FOR_NOW = re.compile(r"limit|violates accounting|busy|not available|odes required for job|temporarily", re.IGNORECASE)
 
 
@@ -41,5 +43,5 @@ def seconds(found: Found, name: str) -> float:
 
 
 def granted_s(found: Found) -> float:
-    """After how many seconds the first companion was granted; 0: that is not known."""
-    return seconds(found, SALLOC) or seconds(found, SBATCH)
+    """After how many seconds the first companion was granted, MOST_S at most; 0: that is not known."""
+    return min(MOST_S, seconds(found, SALLOC) or seconds(found, SBATCH))

@@ -83,8 +83,8 @@ def tried(bench: Bench) -> Iterator[tuple[str, Tried]]:
             outcome, said = REFUSED, str(error)
         except (NotTried, SlurmError) as error:
             outcome, said = NOT_TRIED, str(error)
-        except (ValueError, LookupError) as error:
-            outcome, said = NOT_TRIED, f"an answer of no known form: {error}"
+        except (ValueError, LookupError, OSError) as error:
+            outcome, said = NOT_TRIED, f"no answer of a known form: {error}"
         yield what, Tried(name, outcome, said, None if seconds is None else round(seconds, 2))
 
 
@@ -102,7 +102,7 @@ def _network(bench: Bench) -> Seen:
     trial, other = bench.trial, bench.nodes[1]
     listening = trial.step(base, first, *on_nodes.python(on_nodes.LISTEN))
     try:
-        place = json.loads(_line(listening))
+        place = json.loads(_line(trial, listening))
         said = trial.on(base, other, *on_nodes.python(on_nodes.CONNECT, json.dumps([first, place])))
         names, reached, failed = json.loads(said.splitlines()[-1])
     finally:
@@ -119,7 +119,7 @@ def _signals(bench: Bench) -> Seen:
     trial, file = bench.trial, f"/tmp/{bench.trial.name}"
     waiting = trial.step(base, host, "sh", "-c", on_nodes.BEARS)
     try:
-        _line(waiting)
+        _line(trial, waiting)
         found = []
         for whom, words in (("the batch script", ["--batch"]), ("the steps", [])):
             trial.slurm("scancel", *words, "--signal=USR1", str(base))
@@ -246,15 +246,12 @@ def _rights(bench: Bench) -> Seen:
     raise Refused(f"{bench.daemon}, whom selasticd runs as, may not change jobs of account {bench.account or '(none)'}")
 
 
-def _line(process: subprocess.Popen[str]) -> str:
-    """The first line of a step that is not srun's own. Raises Refused or NotTried when none comes."""
-    assert process.stdout is not None
-    srun = ""
-    while _heard(process, ANSWER_S) and (line := process.stdout.readline()):
-        if not line.startswith("srun: "):
-            return line
-        srun += line
-    raise refusal(srun or "a step was started, and said nothing")
+def _line(trial: Trial, process: subprocess.Popen[str]) -> str:
+    """The first line of a step. Raises Refused or NotTried when none comes."""
+    if process.stdout is not None and _heard(process, ANSWER_S) and (line := process.stdout.readline()):
+        return line
+    trial.said(process, 1.0)
+    raise NotTried("a step was started, and said nothing")
 
 
 def _heard(process: subprocess.Popen[str], within_s: float = 0) -> bool:

@@ -15,6 +15,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError
 from slurm_elastic.protocol.messages import WORKS, Probed, Tried
@@ -35,7 +36,7 @@ def _gres(text: str) -> str:
 
 def _up_to(most: int) -> Callable[[str], int]:
     def number(text: str) -> int:
-        if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= most:
+        if text not in map(str, range(1, most + 1)):
             raise argparse.ArgumentTypeError(f"'{text}' is not accepted; accepted: 1 to {most}")
         return int(text)
 
@@ -78,10 +79,11 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
     with Trial(partition, args.gres, args.options, args.jobs, args.minutes) as trial:
-        _say(f"jobs of user {trial.user} in partition {partition}, named {trial.name}; Ctrl-C cancels them all")
+        say = partial(print, file=sys.stderr, flush=True)
+        say(f"jobs of user {trial.user} in partition {partition}, named {trial.name}; Ctrl-C cancels them all")
         for what, one in tried(Bench(trial, client, _daemons_user())):
             found.append(one)
-            _say(f"{len(found)}/{len(CHECKS)} {what}: {one.outcome}")
+            say(f"{len(found)}/{len(CHECKS)} {what}: {one.outcome}")
     rows = findings(partition, "", options.clock(), found)
     lines = settings_to_write(found)
     below = ["", "settings to write:" if lines else "settings to write: none", *(f"  {line}" for line in lines)]
@@ -92,10 +94,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _daemons_user() -> str:

@@ -59,7 +59,7 @@ class Trial:
         """Of every job."""
         self.submitted = 0
         self._until = time.monotonic() + 60 * minutes
-        self._steps: list[subprocess.Popen[str]] = []
+        self._started: list[subprocess.Popen[str]] = []
         self._env = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not k.startswith(_OF_A_JOB)}
 
     def __enter__(self) -> Trial:
@@ -68,7 +68,7 @@ class Trial:
     def __exit__(self, *_: object) -> None:
         mine = (f"--user={self.user}", f"--name={self.name}")
         with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: the command below is said in its place
-            for process in self._steps:
+            for process in self._started:
                 self.end(process)
             self._until = time.monotonic() + ENDS_S
             while self.submitted:
@@ -97,18 +97,29 @@ class Trial:
         words += [f"--time={int(self.left_s // 60) + 2}", f"--partition={self.partition}"]
         return [*words, f"--job-name={self.name}", *self._options]
 
-    def slurm(self, *words: str, stdin: str = "") -> str:
-        """What a command of Slurm's prints. Raises Refused or NotTried."""
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """A command, with all that is Slurm's own kept from it; what it prints can be read."""
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            words, stdin=pipe, stdout=pipe, stderr=pipe, errors="replace", env=self._env, start_new_session=True
+        )
+        self._started.append(process)
+        return process
+
+    def said(self, process: subprocess.Popen[str], within_s: float = ANSWER_S, stdin: str = "") -> str:
+        """All that it prints. Raises Refused where it fails, and NotTried where that takes too long."""
         try:
-            done = subprocess.run(
-                words, input=stdin, capture_output=True, encoding="utf-8", errors="replace", check=False,
-                timeout=min(ANSWER_S, self.left_s), env=self._env, start_new_session=True,
-            )  # fmt: skip
-        except (subprocess.TimeoutExpired, OSError) as error:
-            raise NotTried(f"no answer of {words[0]}: {error}") from None
-        if done.returncode != 0:
-            raise refusal(done.stderr or done.stdout or f"{words[0]} ended with exit status {done.returncode}")
-        return done.stdout
+            out, errors = process.communicate(stdin, min(within_s, self.left_s))
+        except subprocess.TimeoutExpired:
+            self.end(process)
+            raise NotTried(f"no answer within {within_s:.0f} s") from None
+        if process.returncode != 0:
+            raise refusal(errors or out or f"exit status {process.returncode}")
+        return out
+
+    def slurm(self, *words: str, stdin: str = "") -> str:
+        """What a command of Slurm's prints. Raises as `said` does."""
+        return self.said(self.start(*words), stdin=stdin)
 
     def sbatch(self, script: str, *words: str) -> int:
         """A batch job; its number."""
@@ -116,30 +127,17 @@ class Trial:
         return int(said.split(";")[0])
 
     def step(self, job: int, node: str, *command: str, gres: str = "none") -> subprocess.Popen[str]:
-        """A command on one node of a job, as `selastic run` starts its agents; what it prints can be read."""
+        """A command on one node of a job, as `selastic run` starts its agents."""
         words = ["srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0"]
         words += ["--immediate=20", "--mpi=none", "--cpu-bind=none", "--input=none", "--unbuffered", f"--gres={gres}"]
-        process = subprocess.Popen(
-            [*words, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            encoding="utf-8", errors="replace", env=self._env, start_new_session=True,
-        )  # fmt: skip
-        self._steps.append(process)
-        return process
+        return self.start(*words, *command)
 
     def on(self, job: int, node: str, *command: str, gres: str = "none", within_s: float = ANSWER_S) -> str:
-        """What a command on a node of a job prints. Raises Refused with it where it fails."""
-        process = self.step(job, node, *command, gres=gres)
-        try:
-            said, _ = process.communicate(timeout=min(within_s, self.left_s))
-        except subprocess.TimeoutExpired:
-            self.end(process)
-            raise NotTried(f"a step on {node} did not end within {within_s:.0f} s") from None
-        if process.returncode != 0:
-            raise refusal(said)
-        return "".join(line for line in said.splitlines(keepends=True) if not line.startswith("srun: "))
+        """What a command on a node of a job prints. Raises as `said` does."""
+        return self.said(self.step(job, node, *command, gres=gres), within_s)
 
     def end(self, process: subprocess.Popen[str]) -> None:
-        """End a step, and what srun has started beside itself."""
+        """End a command, and what it has started itself."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 if process.poll() is None:

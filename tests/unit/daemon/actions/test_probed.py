@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.daemon.actions.probed import companion_by, granted_s, no_companions, refused
+from slurm_elastic.daemon.actions.probed import MOST_S, companion_by, granted_s, no_companions, refused
 from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.protocol.messages import NOT_TRIED, REFUSED, WORKS, Tried
 
@@ -55,3 +55,4 @@ def test_the_first_form_says_how_long_a_grant_takes() -> None:
     slow = {"sbatch": Tried("sbatch", WORKS, "", 40.0)}
     assert granted_s(slow) == 40.0 and granted_s(slow | {"salloc": Tried("salloc", WORKS, "", 2.0)}) == 2.0
     assert granted_s(found(salloc="no")) == 0.0
+    assert granted_s({"salloc": Tried("salloc", WORKS, "", 86400.0)}) == MOST_S

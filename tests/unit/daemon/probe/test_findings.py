@@ -17,7 +17,7 @@ from slurm_elastic.protocol.messages import REFUSED, WORKS, Tried
     [
         ([Tried("salloc", WORKS, "", 0.1), Tried("sbatch", WORKS, "", 1), Tried("epilog", WORKS, "", 0.2)], {}, ""),
         ([Tried("salloc", REFUSED, "no"), Tried("sbatch", WORKS, "", 1.0)], {"companion_by": "sbatch"}, ""),
-        ([Tried("salloc", WORKS, "", 59.7)], {"companion_wait_s": 120}, "granted after 60 s"),
+        ([Tried("salloc", WORKS, "", 60.0)], {"companion_wait_s": 120}, "granted after 60 s"),
         ([Tried("epilog", WORKS, "", 12.0)], {"release_by": "job"}, "if the epilog (12 s) cleans"),
         ([Tried("epilog", WORKS, "", 200.0)], {"release_by": "job", "release_s": 400}, "200 s after a job"),
         ([Tried("shrink", REFUSED, "fixed")], {"release_by": "job"}, "via=companion+component"),
