@@ -7,8 +7,6 @@ so that no key press meant for the starter reaches it, and carries the sandbox's
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
 import subprocess
 import time
@@ -19,9 +17,10 @@ from slurm_elastic.protocol.errors import SandboxError
 
 from . import host, processes
 from .config import Layout, SandboxSpec, node_names
-from .patience import Patience
 
 LOG_LINES = 15
+PATIENCE_S = 300.0
+"""How long a daemon may take that neither ends nor answers; where many start at a time it needs it."""
 
 
 class Daemons:
@@ -74,38 +73,23 @@ class Daemons:
     def _note(self, name: str, pid: int) -> None:
         self._pid_file(name).write_text(f"{pid} {processes.started_at(pid)}")
 
-    def stop(self, name: str, patience_s: float = 20.0) -> None:
-        """SIGTERM a daemon and wait until it is gone; SIGKILL after patience_s. Does nothing when it does not run."""
-        number = signal.SIGTERM
-        while pid := self.pid(name):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-            patience = Patience(patience_s)
-            while self.pid(name) and not patience.over():
-                time.sleep(0.02)
-            number = signal.SIGKILL
-
-    def wait(self, name: str, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until the daemon is ready. SandboxError with its last words when it ends first or takes too long.
-
-        timeout_s: of a quiet machine.
-        """
-        patience = Patience(timeout_s)
+    def wait(self, name: str, ready: Callable[[], bool]) -> None:
+        """Wait until the daemon is ready. SandboxError with its last words when it ends first or takes too long."""
+        deadline = time.monotonic() + PATIENCE_S
         while not ready():
             child = self._children.get(name)
             if child is not None and child.poll() is not None:
                 raise SandboxError(self._last_words(name, f"did not start (exit status {child.returncode})"))
-            if patience.over():
-                raise SandboxError(self._last_words(name, f"was not ready after {patience}"))
+            if time.monotonic() >= deadline:
+                raise SandboxError(self._last_words(name, f"was not ready after {PATIENCE_S:g} s"))
             time.sleep(0.03)
 
-    def wait_for_end(self, name: str, timeout_s: float) -> None:
+    def wait_for_end(self, name: str) -> None:
         """Wait until a program that does its work and ends has ended well."""
-        child, patience = self._children[name], Patience(timeout_s)
         try:
-            status = patience.end_of(child)
+            status = self._children[name].wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
-            raise SandboxError(self._last_words(name, f"had not ended after {patience}")) from None
+            raise SandboxError(self._last_words(name, f"had not ended after {PATIENCE_S:g} s")) from None
         if status != 0:
             raise SandboxError(self._last_words(name, f"failed (exit status {status})"))
         self._pid_file(name).unlink(missing_ok=True)

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .patience import Patience
-
 ID_VARIABLE = "SELASTIC_SANDBOX_ID"
 PROGRAMS = frozenset({"munged", "mariadbd", "mysqld", "slurmctld", "slurmdbd", "slurmd", "slurmstepd", "slurmscriptd"})
 
@@ -55,14 +53,14 @@ def members(directory: Path, id: str) -> list[Process]:
     return [everything[pid] for pid in sorted(chosen - {os.getpid()})]
 
 
-def end_all(directory: Path, id: str, patience_s: float = 15.0) -> list[Process]:
+def end_all(directory: Path, id: str, patience_s: float = 60.0) -> list[Process]:
     """SIGKILL every process of the sandbox until none is found. Returns those left after patience_s seconds.
 
     No grace: all that they could save lies in a directory that is about to be removed.
     """
-    patience = Patience(patience_s)
+    deadline = time.monotonic() + patience_s
     while left := members(directory, id):
-        if patience.over():
+        if time.monotonic() >= deadline:
             return left
         for process in left:
             kill(process)

@@ -35,21 +35,21 @@ class Startup:
         self._daemons.start("munged")
         if self._spec.with_accounting:
             self._start_accounting()
-        self.wait_ready("munged", 15)
+        self.wait_ready("munged")
         if self._spec.with_accounting:
             self._sacctmgr("add", "cluster", CLUSTER)
         nodes = [f"slurmd-{node}" for node in node_names(self._spec)]
         # One after the other: the first one finds an empty folder for its state.
         for name in (name for name in self._daemons.names() if name.startswith("slurmctld")):
             self._daemons.start(name)
-            self.wait_ready(name, 30)
+            self.wait_ready(name)
         for name in nodes:
             self._daemons.start(name)
         if self._spec.with_accounting:
             self._sacctmgr("add", "account", ACCOUNT, f"cluster={CLUSTER}")
             self._sacctmgr("add", "user", ",".join(USERS), f"account={ACCOUNT}", f"cluster={CLUSTER}")
         for name in nodes:
-            self.wait_ready(name, 30 + self._spec.nodes)
+            self.wait_ready(name)
 
     def _start_accounting(self) -> None:
         data = self._at.dir / "db"
@@ -64,17 +64,17 @@ class Startup:
             "--auth-root-authentication-method=socket",
         ]
         self._daemons.spawn("mariadb-install-db", install)
-        self._daemons.wait_for_end("mariadb-install-db", 60)
+        self._daemons.wait_for_end("mariadb-install-db")
         self._daemons.start("mariadbd")
-        self.wait_ready("mariadbd", 60)
-        self.wait_ready("munged", 15)  # slurmdbd gives up without it
+        self.wait_ready("mariadbd")
+        self.wait_ready("munged")  # slurmdbd gives up without it
         self._daemons.start("slurmdbd")
-        self.wait_ready("slurmdbd", 60)
+        self.wait_ready("slurmdbd")
 
-    def wait_ready(self, name: str, timeout_s: float) -> None:
+    def wait_ready(self, name: str) -> None:
         """Wait until one daemon, just started, answers."""
         # A stranger on the port would answer too: the daemon itself has to be alive as well.
-        self._daemons.wait(name, lambda: bool(self._daemons.pid(name)) and self._answers(name), timeout_s)
+        self._daemons.wait(name, lambda: bool(self._daemons.pid(name)) and self._answers(name))
 
     def _answers(self, name: str) -> bool:
         at = self._at

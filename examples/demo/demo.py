@@ -26,14 +26,15 @@ from typing import Any
 from slurm_elastic.daemon.reports.history import one_line
 from slurm_elastic.daemon.sandbox.config import SandboxSpec
 from slurm_elastic.daemon.sandbox.lifecycle import Sandbox
-from slurm_elastic.daemon.sandbox.patience import Patience, slowness_now
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import ElasticError
 from slurm_elastic.protocol.event_kind import EventKind
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parents[1] / "tests" / "support"))  # the check of what was trained, and several hosts
+sys.path.append(str(HERE.parents[1] / "tests" / "support"))  # what the tests have, too
+from patience import Patience, slowness_now  # noqa: E402
+
 BIN = Path(sys.executable).parent
 COUNTED = (
     *(EventKind.RESIZE_GRANTED, EventKind.RESIZE_RUNNING, EventKind.RESIZE_WITHDRAWN, EventKind.RESIZE_FAILED),

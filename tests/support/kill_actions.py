@@ -68,7 +68,7 @@ class Kills:
         and may fail ("Job credential revoked"), with or without selasticd: there is nothing left to come right."""
         wait_until(self.starts_are_saved, SETTLE_S, self.campaign.story, every=0.5)
         self.counts.kills["slurmctld"] += kill_targets.kill_daemon(self.sandbox, "slurmctld")
-        return lambda: self.sandbox.start_daemon("slurmctld", 90)
+        return lambda: self.sandbox.start_daemon("slurmctld")
 
     def starts_are_saved(self) -> bool:
         if not self.campaign.slurm_answers():
@@ -85,7 +85,7 @@ class Kills:
 
     def slurmdbd(self) -> Any:
         self.counts.kills["slurmdbd"] += kill_targets.kill_daemon(self.sandbox, "slurmdbd")
-        return lambda: self.sandbox.start_daemon("slurmdbd", 90)
+        return lambda: self.sandbox.start_daemon("slurmdbd")
 
     def node(self) -> Any:
         """A node that no base runs on: a base's death is a requeue, which `base` is about."""

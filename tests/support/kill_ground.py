@@ -81,7 +81,7 @@ class Ground:
         # Not before its slurmctld has ended what ran there: a node that comes back resumed would keep its lost jobs.
         self.power_on(node)
         self.sandbox.run(["scontrol", "update", f"nodename={node}", "state=resume"])
-        self.sandbox.start_daemon(f"slurmd-{node}", 90)
+        self.sandbox.start_daemon(f"slurmd-{node}")
 
     def power_on(self, node: str) -> None:
         self.sandbox.daemons.start(f"slurmd-{node}")

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 from free_ports import free_port
+from patience import Patience, slowness_now
 from sandbox_jobs import cancel_all
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
-from slurm_elastic.daemon.sandbox.patience import Patience, slowness_now
 from slurm_elastic.daemon.slurm import CommandClient, Job
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import DaemonUnreachable
@@ -192,9 +192,7 @@ def _everyones_copy(folder: Path) -> Path:
     code = folder / "slurm_elastic"
     for name in ("protocol", "trainer_shim"):
         shutil.copytree(ROOT / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (code / "daemon" / "sandbox").mkdir(parents=True)
-    shutil.copy(ROOT / "daemon" / "sandbox" / "patience.py", code / "daemon" / "sandbox")  # of waiting.py
-    for module in (STUB, STUB.with_name("waiting.py")):
+    for module in (STUB, STUB.with_name("waiting.py"), STUB.with_name("patience.py")):
         shutil.copy(module, folder)
     subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
     return folder

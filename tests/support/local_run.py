@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import Patience
 from waiting import wait_until
 
-from slurm_elastic.daemon.sandbox.patience import Patience
 from slurm_elastic.trainer_shim.node import log_keeper
 
 NAMESPACE = Path(__file__).resolve().parents[2] / "packaging" / "namespace"

@@ -1,4 +1,5 @@
-"""A sandbox that ends with its starter: where that dies, however it dies, a small process beside it takes it down.
+"""A sandbox whose daemons can be stopped and started again, and that ends with its starter: where that dies, however it
+dies, a small process beside it takes it down.
 
 It learns of the death by the end of a pipe that only the starter holds, so a SIGKILL is noticed as surely as an exit.
 """
@@ -7,17 +8,37 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
+import time
 
 from slurm_elastic.daemon.sandbox import Sandbox, processes, registry
+from slurm_elastic.daemon.sandbox.daemons import Daemons
 
 DISMISS = b"."
+
+
+class OwnDaemons(Daemons):
+    """Single ones can be stopped."""
+
+    def stop(self, name: str, patience_s: float = 60.0) -> None:
+        """SIGTERM a daemon and wait until it is gone; SIGKILL after patience_s. Does nothing when it does not run."""
+        number = signal.SIGTERM
+        while pid := self.pid(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+            deadline = time.monotonic() + patience_s
+            while self.pid(name) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            number = signal.SIGKILL
 
 
 class OwnSandbox(Sandbox):
     """Of this process; see the module."""
 
+    daemons_kind = OwnDaemons
+    daemons: OwnDaemons
     _guard: subprocess.Popen[bytes] | None = None
 
     def _write_files(self) -> None:
@@ -34,6 +55,11 @@ class OwnSandbox(Sandbox):
             start_new_session=True,
         )
         super()._write_files()
+
+    def start_daemon(self, name: str) -> None:
+        """Start one daemon (munged, mariadbd, slurmdbd, slurmctld, slurmd-n1…) again and wait until it answers."""
+        self.daemons.start(name)
+        self._startup().wait_ready(name)
 
     def down(self) -> None:
         super().down()

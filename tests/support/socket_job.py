@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from malformed import line
+from patience import Patience
 
-from slurm_elastic.daemon.sandbox.patience import Patience
 from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.version import build

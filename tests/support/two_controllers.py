@@ -48,7 +48,7 @@ class Controllers:
         """The primary is back, and in charge."""
         if not self.hosts.daemons.pid(f"host-{PRIMARY}"):
             self.hosts.start_host(PRIMARY)
-        self.hosts.start_daemon(f"slurmctld-{PRIMARY}", 60)
+        self.hosts.start_daemon(f"slurmctld-{PRIMARY}")
         wait_until(self._knows_gpus, 60, self.log)
 
     def _knows_gpus(self) -> bool:

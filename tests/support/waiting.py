@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from slurm_elastic.daemon.sandbox.patience import Patience
+from patience import Patience
 
 T = TypeVar("T")
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 def wait_until(predicate: Callable[[], T], timeout: float = 30, what: object = "", *, every: float = 0.05) -> T:
     """Call predicate until it returns something true, and return that.
 
-    timeout, every: seconds; timeout is that of a quiet machine, and a busy one has longer (sandbox/patience.py). A look
+    timeout, every: seconds; timeout is that of a quiet machine, and a busy one has longer (patience.py). A look
     that takes long, for it asks Slurm, is taken less often: others wait on these cores, too.
     AssertionError after that, naming `what` (a text, or a function called for one then) and the last value seen.
     """

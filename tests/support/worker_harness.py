@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from control_peer import KEY, challenged
+from patience import Patience
 
-from slurm_elastic.daemon.sandbox.patience import Patience
 from slurm_elastic.trainer_shim.control import job_key
 
 BLOCKED = 9

@@ -20,7 +20,7 @@ def preemption_by_qos(site: SiteCluster) -> Iterator[None]:
 
     def start_again() -> None:
         site.sandbox.daemons.stop("slurmctld")
-        site.sandbox.start_daemon("slurmctld", 60)
+        site.sandbox.start_daemon("slurmctld")
 
     site.sacctmgr("modify", "qos", "capped", "set", "preempt=second")
     site.configure(PreemptType="preempt/qos")

@@ -18,7 +18,7 @@ SETTINGS = 'fairness = "auto"\nsite_interval_s = 1.0'
 def start_again(site: SiteCluster) -> None:
     """slurmctld reads PriorityType only when it starts."""
     site.sandbox.daemons.stop("slurmctld")
-    site.sandbox.start_daemon("slurmctld", 60)
+    site.sandbox.start_daemon("slurmctld")
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_what_one_job_may_use_in_minutes(site: SiteCluster, monkeypatch: pytest.
 def start_again(site: SiteCluster) -> None:
     """slurmctld reads these lines only when it starts."""
     site.sandbox.daemons.stop("slurmctld")
-    site.sandbox.start_daemon("slurmctld", 60)
+    site.sandbox.start_daemon("slurmctld")
 
 
 @pytest.fixture

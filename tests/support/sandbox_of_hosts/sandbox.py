@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from own_sandbox import OwnSandbox
+from own_sandbox import OwnDaemons, OwnSandbox
+from patience import Patience
 
 from slurm_elastic.daemon.sandbox import SandboxSpec, host, processes
 from slurm_elastic.daemon.sandbox.config import Layout, node_names
-from slurm_elastic.daemon.sandbox.daemons import Daemons
 from slurm_elastic.daemon.sandbox.lifecycle import becoming
-from slurm_elastic.daemon.sandbox.patience import Patience
 from slurm_elastic.daemon.sandbox.startup import Startup
 from slurm_elastic.protocol.errors import SandboxError
 
@@ -57,7 +56,7 @@ def host_names(spec: HostsSpec) -> list[str]:
     return [names.HEAD, *node_names(spec)]
 
 
-class HostDaemons(Daemons):
+class HostDaemons(OwnDaemons):
     """Also switch, host-head, host-nK (process 1 of a host) and munged-nK; and slurmctld-nK where head's is the
     backup."""
 
@@ -139,11 +138,11 @@ class HostStartup(Startup):
         for name in hosts:
             self.start_host(name)
         for name in hosts:
-            self.wait_ready(f"host-{name}", 30)
+            self.wait_ready(f"host-{name}")
         for name in hosts[1:]:
             self._daemons.start(f"munged-{name}")
         for name in hosts[1:]:
-            self.wait_ready(f"munged-{name}", 15)
+            self.wait_ready(f"munged-{name}")
         super().all()
 
     def start_host(self, name: str) -> None:
@@ -180,7 +179,7 @@ class HostsSandbox(OwnSandbox):
         command: Sequence[str],
         *,
         user: str | None = None,
-        timeout_s: float = 60,
+        timeout_s: float = 300,
         env: dict[str, str] | None = None,
         on: str = names.HEAD,
     ) -> subprocess.CompletedProcess[str]:
@@ -212,7 +211,7 @@ class HostsSandbox(OwnSandbox):
         startup = self._startup()
         assert isinstance(startup, HostStartup)
         startup.start_host(host)
-        startup.wait_ready(f"host-{host}", 30)
+        startup.wait_ready(f"host-{host}")
         self.start_daemon(f"munged-{host}")
         self.start_daemon(f"slurmd-{host}")
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from functools import partial
 
+import patience
 import pytest
+from patience import MOST, Patience, slowness
 from waiting import wait_until
-
-from slurm_elastic.daemon.sandbox import patience
-from slurm_elastic.daemon.sandbox.patience import MOST, Patience, slowness
 
 
 def test_work_takes_longer_where_more_wants_to_run_than_there_are_cpus() -> None:
