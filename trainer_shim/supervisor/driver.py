@@ -92,7 +92,8 @@ class Supervisor:
         self._exits: dict[str, events.WorkerExit] = {}
         self._code: int | None = None
         self._told_unshared = False
-        self._armed: float | None = None
+        self._armed: list[float] = []
+        """What timers wait for, the next one last."""
 
     def run(self) -> int:
         end_s = self._machine.context.limits.end_s
@@ -203,12 +204,12 @@ class Supervisor:
         for action in actions:
             _PERFORM[type(action)](self, action)
         due = self._machine.deadline()
-        if due is not None and (self._armed is None or due < self._armed):
-            self._armed = due
+        if due is not None and (not self._armed or due < self._armed[-1]):
+            self._armed.append(due)
             self._loop.after(due - time.monotonic(), self._tick)
 
     def _tick(self) -> None:
-        self._armed = None
+        self._armed.pop()
         self._perform(self._machine.tick(time.monotonic()))
 
     def _spawn(self, action: actions.Spawn) -> None:

@@ -4,14 +4,17 @@ nobody collects those for long in a process with so many older ones, and its mem
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from socket_job import job
 
 from slurm_elastic.protocol.version import version
 from slurm_elastic.trainer_shim.checkpoint import files
 from slurm_elastic.trainer_shim.supervisor import job_dir
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Action
 
 
 def record(place: Path) -> None:
@@ -39,3 +42,24 @@ def test_it_leaves_nothing_for_the_garbage_collector(work: Callable[[Path], None
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+def test_a_deadline_that_has_passed_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resize is over long before what is due in an hour: timers are not more after it, and none fires twice."""
+    with job() as made:
+        supervisor, due, fired = made.supervisor, [time.monotonic() + 3600], []
+        monkeypatch.setattr(made.machine, "deadline", lambda: due[-1])
+
+        def tick(now: float) -> list[Action]:
+            fired.append(now)
+            assert due.pop() <= now
+            return []
+
+        monkeypatch.setattr(made.machine, "tick", tick)
+        before = len(supervisor._loop._timers)
+        for number in range(1, 31):
+            due.extend(time.monotonic() + seconds for seconds in (0.002, 0.001))
+            supervisor._perform([])
+            made.until(lambda: len(due) == 1)
+            assert len(fired) == 2 * number
+        assert len(supervisor._loop._timers) <= before + 1
