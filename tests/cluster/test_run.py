@@ -113,6 +113,33 @@ def test_grows_by_a_companion_and_shrinks_in_place(start: Callable[..., Training
     assert "starting again" not in job.text()
 
 
+HANGS = TRAIN.replace(
+    "        job.step(",
+    """        while job.rank == 1 and job.generation == 1 and job.global_step == 99:
+            time.sleep(0.05)
+        job.step(""",
+)
+
+
+def test_a_job_that_stands_still_gives_up_a_node(start: Callable[..., TrainingJob], tmp_path: Path) -> None:
+    """One rank hangs and agrees on nothing. The other one's node is kept: the state of the last step is written there,
+    and the training goes on from it while Slurm takes the node that hung. No sample is lost or repeated."""
+    with FakeDaemon() as daemon:
+        words = "--hang-after 2 train.py 4000 1 0.02"
+        job = start("-N2 --gres=gpu:1 --ntasks-per-node=1", words, daemon.env(tmp_path), train=HANGS)
+        [base] = daemon.wait_registered().pieces
+        assert "rank 1 on" in daemon.wait_phase(0, "stalled").detail
+        left = Piece(job.id, "base", base.nodes[:1], 1)
+        daemon.order(1, job.id, (left,), batch=32)
+        assert daemon.wait_phase(1, "running").pieces[0].nodes == left.nodes
+        job.slurm("scontrol", "update", f"JobId={job.id}", f"NodeList={left.nodes[0]}")
+        wait_until(lambda: job.field("NumNodes") == "1", 30, job.text)
+        job.go()
+        job.ends(timeout=120)
+    job.checked(4000, 1)
+    assert "starting again from the checkpoint of step 99" in job.text(), job.text()
+
+
 def test_a_node_that_slurm_did_not_take_trains_again(start: Callable[..., TrainingJob], tmp_path: Path) -> None:
     """The training has left a node of the base, and Slurm still holds it: new workers start there beside the step that
     goes on, every sample is trained on once, and no work is lost."""

@@ -67,7 +67,7 @@ def around(iterator: Iterator[Any], frame: FrameType | None) -> tuple[list[enume
                 counters.append(holder)
             elif type(holder) in OTHERS:
                 others.append(holder)
-            elif type(holder) in (map, tuple) and holder is not givers:  # a zip() has them in a tuple
+            elif type(holder) in (map, tuple):  # a zip() has them in a tuple
                 givers.append(holder)
     return counters, others
 
