@@ -136,7 +136,7 @@ bench-gpu:  ## figures of a real GPU: forming, overhead, pauses, step times (PYT
 SCRIPTS ?=
 TORCHVISION ?= torchvision==0.28.0
 test-scripts: ready slurm  ## public training scripts with the diffs of examples/diffs, resized and killed on a private real Slurm (SCRIPTS=)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCHVISION)' '$(TORCH)' PyYAML
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCHVISION)' '$(TORCH)' PyYAML diffusers datasets tensorboard
 	SELASTIC_SCRIPTS=$(SCRIPTS) $(BIN)/python -m pytest --durations=0 tests/scripts
 
 test-matrix: ready  ## the contract with Slurm and the main job on the Slurm of Debian trixie and forky (24.11, 26.05)

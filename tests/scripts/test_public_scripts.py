@@ -104,6 +104,53 @@ def models_agree(resized: Path, alone: Path) -> None:
         )
 
 
+def averages_agree(resized: Path, alone: Path) -> None:
+    """What diffusers saves at the end of a pass are the averaged weights, which its hooks of save_state() write."""
+    from safetensors.torch import load_file
+
+    found, expected = (
+        load_file(folder / "out/unet/diffusion_pytorch_model.safetensors") for folder in (resized, alone)
+    )
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            found[name], value, rtol=1e-3, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+UNET = {
+    "sample_size": 16,
+    "layers_per_block": 1,
+    "block_out_channels": [8, 16],
+    "norm_num_groups": 4,
+    "attention_head_dim": 4,
+    "down_block_types": ["DownBlock2D", "AttnDownBlock2D"],
+    "up_block_types": ["AttnUpBlock2D", "UpBlock2D"],
+}
+OWN_NOISE = {
+    "torch.randn(clean_images.shape, dtype=weight_dtype, device=clean_images.device)": "torch.sin(1000 * clean_images)",
+    """torch.randint(
+                0, noise_scheduler.config.num_train_timesteps, (bsz,), device=clean_images.device
+            ).long()""": "(clean_images[:, 0, 0, 0] * 1e4).long() % 1000",
+}
+"""Of train_unconditional: what draws noise for a rank's part, and what makes it of the samples."""
+
+
+def diffusion(folder: Path) -> None:
+    """Pictures, a small model, and noise that does not depend on who draws it."""
+    for package in ("diffusers", "datasets", "tensorboard"):
+        pytest.importorskip(package)
+    script_data.images(folder / "data", classes=3, of_each=32, size=16)
+    (folder / "unet").mkdir()
+    (folder / "unet/config.json").write_text(json.dumps({"_class_name": "UNet2DModel", **UNET}))
+    script = folder / "train_unconditional.py"
+    text = script.read_text()
+    for drawn, made in OWN_NOISE.items():
+        assert text.count(drawn) == 1
+        text = text.replace(drawn, made)
+    script.write_text(text)
+
+
 def longer(folder: Path) -> None:
     """The FSDP2 example does ten iterations, whatever it is told: too few to be resized four times in them."""
     script = folder / "example.py"
@@ -218,6 +265,24 @@ SCRIPTS = {
         metric=r"^epoch (\d+): (\S+)",
         tolerance=1e-3,
         slower=0.4,
+    ),
+    "diffusers": Script(
+        checkout="diffusers",
+        repository="https://github.com/huggingface/diffusers",
+        commit="58eb52c0803ea9af3abec60841c2a093bdf1f951",
+        folder="examples/unconditional_image_generation",
+        program="train_unconditional.py",
+        goal=8,
+        words="--train_data_dir=data --cache_dir=cache --model_config_name_or_path=unet --resolution=16 "
+        "--output_dir=out --train_batch_size=12 --num_epochs=5 --eval_batch_size=2 --ddpm_num_inference_steps=4 "
+        "--save_images_epochs=2 --save_model_epochs=1 --checkpointing_steps=10 --lr_warmup_steps=5 --use_ema",
+        prepare=diffusion,
+        line=r"^\d.* Saved state to out/checkpoint-(\d+)$",
+        progress=((10,), (20,), (30,), (40,)),
+        steps=40,
+        metric="",
+        tolerance=0,
+        check=averages_agree,
     ),
 }
 
