@@ -22,7 +22,7 @@ from instances import ADVERSARIAL, FAMILIES, SIZES, Instance, curve, make, size_
 from slurm_elastic.daemon.optimizer.job_view import JobView
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.throughput import fit
-from slurm_elastic.daemon.optimizer.plan import Cache, plan
+from slurm_elastic.daemon.optimizer.plan import Cache, plan_pools
 from slurm_elastic.daemon.optimizer.solver.knapsack import solve, solve_table, solve_table_exactly
 from slurm_elastic.daemon.optimizer.solver.multi_pool import PoolChoice, solve_pools
 from slurm_elastic.daemon.optimizer.solver.table import Choice, Columns
@@ -156,12 +156,12 @@ def pool_job(rng: np.random.Generator, kmax: int) -> list[PoolChoice]:
 def plans(quick: bool) -> None:
     """What a plan costs the daemon from fitted models on: every job its own curve, 57 sizes, up to 6 batches each."""
     print(f"\n{'jobs x GPUs':>15} {'from fitted models to targets':<44} {'CPU s':>9}")
-    plan([measured_job(np.random.default_rng(0), 0)], 64)  # what is imported on first use
+    plan_pools([[measured_job(np.random.default_rng(0), 0)]], [64], ())  # what is imported on first use
     for jobs, capacity in ((100, 512), (1000, 4096), (10000, 100000))[: 2 if quick else 3]:
         rng, cache = np.random.default_rng(jobs), Cache()
         views = [measured_job(rng, j) for j in range(jobs)]
-        first = cpu(lambda v=views, k=capacity: plan(v, k, cache=Cache()), 3)[0]
-        plan(views, capacity, cache=cache)
+        first = cpu(lambda v=views, k=capacity: plan_pools([v], [k], (), cache=Cache()), 3)[0]
+        plan_pools([views], [capacity], (), cache=cache)
         same = cpu(lambda v=views, k=capacity, c=cache: again(v, k, c), 3)[0]
         best = float("inf")
         for turn in range(3):
@@ -181,7 +181,7 @@ def plans(quick: bool) -> None:
 
 def again(views: list[JobView], capacity: int, cache: Cache) -> object:
     cache.turn()
-    return plan(views, capacity, cache=cache)
+    return plan_pools([views], [capacity], (), cache=cache)
 
 
 def measured_job(rng: np.random.Generator, number: int) -> JobView:

@@ -25,7 +25,7 @@ from public_data import load_profiles
 
 from slurm_elastic.daemon.config.settings import FIRST_SIZES
 from slurm_elastic.daemon.optimizer.job_view import JobView
-from slurm_elastic.daemon.optimizer.plan import plan
+from slurm_elastic.daemon.optimizer.plan import plan_pools
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES
 from slurm_elastic.daemon.simulator.engine import Outcome
 from slurm_elastic.daemon.simulator.job_states import TrueCurve
@@ -207,7 +207,7 @@ def needless(quick: bool) -> None:
                     )
                     for i in range(count)
                 ]  # fmt: skip
-                rows = plan(views, 512, policy).targets
+                rows = plan_pools([views], [512], (), policy)[0].targets
                 changed = sum((r.gpus, r.batch) != (h, b) for r, h, b in zip(rows, held, batch, strict=True))
                 moved += changed if round_ else 0
                 held, batch = [r.gpus for r in rows], [r.batch for r in rows]

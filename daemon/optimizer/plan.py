@@ -23,7 +23,7 @@ from .policies import DEFAULT_POLICY, POLICIES
 from .posing import problem_of
 from .problem import Layout, checked
 from .solver.crossing_limits import solve_limited
-from .solver.knapsack import Solution, solve, value_at
+from .solver.knapsack import Solution, value_at
 from .solver.nested_caps import Cap
 from .solver.table import Columns
 from .targets import PoolPlan, explained
@@ -50,17 +50,6 @@ class Cache:
             self.old_views, self.views = self.views, {}
 
 
-def plan(jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, cache: Cache | None = None) -> PoolPlan:
-    """The best plan for `capacity` GPUs. Raises InfeasiblePlan naming the jobs, PlanInputError for bad input.
-
-    Of equal plans the one that gives more to the jobs that come first (the older ones) is preferred.
-    """
-    made = choices_of(jobs, policy, cache)
-    if POLICIES[policy].planner is not None:
-        return plan_pools([jobs], [capacity], (), policy, cache)[0]
-    return explained(jobs, made, solve(made, capacity, [job.label for job in jobs]), capacity, policy)
-
-
 def plan_pools(
     pools: Sequence[Sequence[JobView]],
     capacities: Sequence[int],
@@ -69,7 +58,8 @@ def plan_pools(
     cache: Cache | None = None,
     layout: Layout | None = None,
 ) -> list[PoolPlan]:
-    """The best plan for several pools of jobs under limits that may cross them; `caps` count through all pools.
+    """The best plan for several pools of jobs under limits that may cross them; `caps` count through all pools. Equal
+    plans: the one that gives more to the jobs that come first (the older ones).
 
     Of a policy with a planner, that planner's; `layout` is for it. Raises InfeasiblePlan naming the jobs,
     PlanInputError for bad input, PolicyFailed where a policy that is not ours gives no plan.

@@ -12,7 +12,7 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -29,16 +29,10 @@ class Busy(Exception):
 
 
 class WorkerProcess:
-    """`command` and the number of its connection start it, in this environment. `began` is called with each new one,
-    as the function that asks it; when it raises, the process is ended."""
+    """`command` and the number of its connection start it, in this environment."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        began: Callable[[Callable[..., Any]], None] | None = None,
-    ) -> None:
-        self._command, self._environment, self._began = tuple(command), dict(environment), began
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._command, self._environment = tuple(command), dict(environment)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
@@ -49,7 +43,7 @@ class WorkerProcess:
         if not self._lock.acquire(timeout=max(0.0, within_s)):
             raise Busy
         try:
-            connection = self._connection or self._started(by)
+            connection = self._connection or self._spawn()
             return _exchange(connection, request, by)
         except (TimeoutError, BlockingIOError):
             self._end()
@@ -71,16 +65,6 @@ class WorkerProcess:
         """End the process; a later call starts another."""
         with self._lock:
             self._end()
-
-    def _started(self, by: float) -> Connection:
-        connection = self._spawn()
-        try:
-            if self._began is not None:
-                self._began(lambda *request: _exchange(connection, request, by))
-        except Exception:
-            self._end()
-            raise
-        return connection
 
     def _spawn(self) -> Connection:
         ours, its = socket.socketpair()

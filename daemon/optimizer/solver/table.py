@@ -100,11 +100,6 @@ class Columns(Sequence[Choice]):
     def __repr__(self) -> str:
         return f"Columns({list(self)})"
 
-    def of_size(self, gpus: int) -> Choice | None:
-        """The choice of so many GPUs; None: there is none."""
-        at = int(self.unweighted[0].searchsorted(gpus))
-        return self[at] if at < len(self) and self.unweighted[0, at] == gpus else None
-
 
 @dataclass(frozen=True)
 class Table:

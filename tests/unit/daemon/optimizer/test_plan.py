@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from one_pool import plan
 
 from slurm_elastic.daemon.optimizer import plan as plan_module
 from slurm_elastic.daemon.optimizer.errors import PlanInputError
 from slurm_elastic.daemon.optimizer.job_view import JobView
-from slurm_elastic.daemon.optimizer.plan import Cache, choices_of, plan
+from slurm_elastic.daemon.optimizer.plan import Cache, choices_of
 from slurm_elastic.daemon.optimizer.solver.table import Columns
 
 SIZES = tuple((k, 1) for k in (1, 2, 4, 8))

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
+from one_pool import plan
 
 from slurm_elastic.daemon.optimizer.errors import InfeasiblePlan, PlanInputError
 from slurm_elastic.daemon.optimizer.job_view import JobView
 from slurm_elastic.daemon.optimizer.models import goodput
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.throughput import fit
-from slurm_elastic.daemon.optimizer.plan import Cache, plan
+from slurm_elastic.daemon.optimizer.plan import Cache
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES
 
 

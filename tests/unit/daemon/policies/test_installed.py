@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_pool import plan
 
 from slurm_elastic.daemon.cli.commands import simulate
 from slurm_elastic.daemon.config.settings import check
 from slurm_elastic.daemon.optimizer.errors import PolicyFailed
 from slurm_elastic.daemon.optimizer.job_view import JobView
-from slurm_elastic.daemon.optimizer.plan import plan
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES
 from slurm_elastic.daemon.policies import installed
 from slurm_elastic.daemon.policies.isolated import IsolatedPolicy

@@ -279,7 +279,6 @@ def test_columns_are_a_list_of_choices() -> None:
     own = columns(row)
     assert list(own) == row and len(own) == 2 and own[1] == row[1] and own[-1:] == row[-1:]
     assert own == columns(row) and own != columns(row[:1]) and own != row
-    assert own.of_size(4) == row[1] and own.of_size(2) is None and own.of_size(9) is None
 
 
 def test_a_size_that_brings_no_more_than_a_smaller_one_is_left_out() -> None:
