@@ -76,8 +76,10 @@ def run(args: argparse.Namespace) -> int:
     if not partition:
         raise ConfigError("Slurm has no default partition; name one with --partition")
     found: list[Tried] = []
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Scripts ignore SIGINT for what they start behind them, and nohup SIGHUP: that alone is meant.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     with Trial(partition, args.gres, args.options, args.jobs, args.minutes) as trial:
         say = partial(print, file=sys.stderr, flush=True)
         say(f"jobs of user {trial.user} in partition {partition}, named {trial.name}; Ctrl-C cancels them all")

@@ -45,7 +45,7 @@ for name in {node, host}:
     except OSError:
         names[name] = []
 for address in dict.fromkeys(addresses + sum(names.values(), [])):
-    if not address.startswith("127.") and address != "::1":
+    if host == socket.gethostname() or not (address.startswith("127.") or address == "::1"):
         try:
             socket.create_connection((address, port), 3).close()
             reached.append(address)

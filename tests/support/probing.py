@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,8 +48,8 @@ class Probe:
 
 
 @contextmanager
-def probing(*words: str, user: str = "games") -> Iterator[Probe]:
-    """Start it, with this process's environment."""
+def probing(*words: str, user: str = "games", ignored: int = signal.SIGUSR2) -> Iterator[Probe]:
+    """Start it, with this process's environment. ignored: a signal that it inherits so."""
     account = pwd.getpwnam(user)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -61,6 +62,7 @@ def probing(*words: str, user: str = "games") -> Iterator[Probe]:
                 for number, file in ((1, "out"), (2, "err")):
                     os.dup2(os.open(folder / file, os.O_WRONLY), number)
                 os.setsid()
+                signal.signal(ignored, signal.SIG_IGN)
                 os.setgroups([])
                 os.setgid(account.pw_gid)
                 os.setuid(account.pw_uid)
