@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -68,6 +69,7 @@ def test_srun_in_front(start: Callable[..., TrainingJob]) -> None:
     in which the job was asked for counts for none of them, though a batch script has its variables."""
     lines = (
         "srun -n2 -N1 {run} || echo refused with $?",
+        f"srun -n2 -N1 {sys.executable} -m slurm_elastic.daemon.cli.main rehearse train.py || echo rehearsed with $?",
         "srun -N2 {run} || echo refused with $?",
         "run='{run}'; ${{run/--audit/--dry-run --audit}} && echo not refused for $SLURM_STEP_NUM_TASKS of another step",
         "exec srun -N1 -n1 {run}",
@@ -79,6 +81,8 @@ def test_srun_in_front(start: Callable[..., TrainingJob]) -> None:
     text = job.text()
     assert text.count("srun has started selastic run 2 times (SLURM_STEP_NUM_TASKS)") == 1, text
     assert text.count("srun has started selastic run 4 times (SLURM_STEP_NUM_TASKS)") == 1, text
+    assert text.count("FAIL  started once  srun has started the training 2 times") == 1, text
+    assert text.count("rehearsed with 1\n") == 1, text
     assert text.count("refused with 2\n") == 2 and text.count("generation 1: 2 workers") == 1, text
     assert "not refused for 3 of another step\n" in text, text
 

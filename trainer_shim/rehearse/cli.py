@@ -64,66 +64,50 @@ def run(args: argparse.Namespace) -> int:
 def rehearsed(folder: Path, words: list[str], steps: int) -> list[Row]:
     """All runs, and what held."""
 
-    def together(runs: dict[str, tuple[str, bool]]) -> list[Trained]:
-        """Runs side by side, by their folders: what is random (see rehearsed.py), and whether it is resized. All others
-        are compared with the first one."""
-        first, *others = [Training(folder / name, words, steps, *how, next(iter(runs))) for name, how in runs.items()]
-        ended = first.ended()
-        for other in others:
-            other.goes_on(ended)
-        return [ended, *(other.ended() for other in others)]
+    def begin(name: str, random: str, resized: bool = False, beside: str = "") -> Training:
+        other = str(folder / beside / "record") if beside else ""
+        return Training(folder / name, words, {"steps": steps, "random": random, "resized": resized, "beside": other})
 
-    plain, resized = together({"undisturbed": ("off", False), "resized": ("off", True)})
+    first, beside = begin("undisturbed", "off"), begin("resized", "off", True, "undisturbed")
+    plain = first.ended()
+    resized = beside.ended(plain)
     if plain.code != 0:
         return [Row("the run on one worker", False, plain.why())]
     if plain.steps < FEWEST:
         few = f"it has {plain.steps} steps; accepted: {FEWEST} and more, or another data set"
         return [Row("the run", False, few)]
-    rows = compare(plain, resized)
+    rows = compare(plain, resized, lambda: begin("nudged", "nudged", beside="undisturbed").ended(plain))
     if plain.random and all(row.held for row in rows):
         print(f"the same again with {plain.random[0]} on, and beside it with another seed ...", flush=True)
-        runs = {"random": ("on", False), "another seed": ("other", False), "random, resized": ("on", True)}
-        rows.append(as_another_seed(*together(runs)))
+        first, beside = begin("random", "on"), begin("random, resized", "on", True, "random")
+        other, plain = begin("another seed", "other", beside="random"), first.ended()
+        rows.append(as_another_seed(plain, other.ended(plain), beside.ended(plain)))
     return rows
 
 
 class Training:
-    """One run in a folder of its own, under way."""
+    """One run in a folder of its own, under way. plan: see rehearsed.py."""
 
-    def __init__(self, folder: Path, words: list[str], steps: int, random: str, resized: bool, first: str) -> None:
-        self._folder, place, record = folder, folder / "cwd", folder / "record"
-        record.mkdir(parents=True)
+    def __init__(self, folder: Path, words: list[str], plan: dict[str, Any]) -> None:
+        self._folder, place = folder, folder / "cwd"
+        (folder / "record").mkdir(parents=True)
         shadow(Path.cwd(), place)
         program = [str(place), str((place / words[0]).resolve().parent)]
-        plan: dict[str, Any] = {
-            "folder": str(record),
-            "program": program,
-            "steps": steps,
-            "random": random,
-            "resized": resized,
-        }
-        plan["beside"] = str(folder.parent / first / "record") if folder.name != first else ""
+        text = json.dumps({**plan, "folder": str(folder / "record"), "program": program})
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SELASTIC_"))}
-        command = [sys.executable, "-m", "slurm_elastic.trainer_shim.rehearse.driven", json.dumps(plan), "--nproc", "1"]
-        command += ["--preload", watched.__name__]
-        command += ["--job-dir", str(folder / "job"), "--audit", str(folder / "audit"), *words]
+        command = [sys.executable, "-m", "slurm_elastic.trainer_shim.rehearse.driven", text, "--nproc", "1"]
+        command += ["--preload", watched.__name__, "--job-dir", str(folder / "job")]
+        command += ["--audit", str(folder / "audit"), *words]
+        env = {**kept, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         with (folder / "out.txt").open("w") as out:
-            self._process = subprocess.Popen(
-                command,
-                cwd=place,
-                env={**kept, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
+            self._process = subprocess.Popen(command, cwd=place, env=env, stdout=out, stderr=subprocess.STDOUT)
 
-    def goes_on(self, first: Trained) -> None:
-        """The run that it is compared with is over; where that has failed this one ends."""
-        (self._folder / "record" / "length").write_text(str(max(1, first.steps)))
-        if first.code != 0:
-            self._process.terminate()
-
-    def ended(self) -> Trained:
-        """What it has left, once it is over."""
+    def ended(self, first: Trained | None = None) -> Trained:
+        """What it has left, once it is over. first: that of the run which it is compared with, and waits for."""
+        if first is not None:
+            (self._folder / "record" / "length").write_text(str(max(1, first.steps)))
+            if first.code != 0:
+                self._process.terminate()
         return Trained(self._folder, self._process.wait())
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_elastic.protocol.errors import ElasticError
-from slurm_elastic.protocol.messages import Grant, Phase, Registration, Report, Resize, Shape
+from slurm_elastic.protocol.messages import Phase, Registration, Report, Resize, Shape
 
 from ..supervisor import cli
-from ..supervisor.daemon_client import DaemonClient
+from ..supervisor.daemon_client import Connect, DaemonClient
 from ..training.watched import VARIABLE
 
 
@@ -52,14 +52,10 @@ def main() -> int:
     cli.add_arguments(parser)
 
     given = json.loads(plan)
-
-    def connect(
-        resize: Callable[[Resize], None], say: Callable[[str], None], took: Callable[[Grant], None]
-    ) -> Director:
-        return Director(resize, Path(given["folder"], "failed"))
-
+    failed = Path(given["folder"], "failed")
+    connect: Connect | None = (lambda resize, say, took: Director(resize, failed)) if given["resized"] else None
     try:
-        return cli.run_here(parser.parse_args(words), {VARIABLE: plan}, connect if given["resized"] else None)
+        return cli.run_here(parser.parse_args(words), {VARIABLE: plan}, connect)
     except ElasticError as error:
         print(f"selastic rehearse: {error}", file=sys.stderr)
         return 2

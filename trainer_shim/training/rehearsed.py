@@ -65,16 +65,17 @@ class RehearsedSession(Protocol):
 class Rehearsed:
     """See the module. One per session that is rehearsed.
 
-    plan: {"folder": where to write, "steps": after which it ends, "random": "off", "on", or "other": as another seed
-    would have it, "resized": whether workers come, leave and are killed, "beside": the folder of an undisturbed run,
-    which this one is compared with}. The folder's file "length" says how many steps that run had.
+    plan: {"folder": where to write, "steps": after which it ends, "resized": whether workers come, leave and are
+    killed, "random": "off", "on", "other" (as another seed has it) or "nudged" (off, and parameters begin with another
+    last bit), "beside": the folder of an undisturbed run, which this one is compared with}. The folder's file "length"
+    says how many steps that run had.
     """
 
     def __init__(self, session: RehearsedSession, plan: str) -> None:
         self._session, self._plan = session, json.loads(plan)
         self._folder, self._length = Path(self._plan["folder"]), 0
         self._worker = os.environ.get("SELASTIC_WORKER", "alone").replace("/", "_")
-        self._seen, self._ended = -1, False
+        self._off, self._seen, self._ended = self._plan["random"] in ("off", "nudged"), -1, False
         self._files = Files(lambda name: self._note(file=name))
         save = torch.save
 
@@ -98,7 +99,7 @@ class Rehearsed:
             if not rate and given.get("training"):
                 self._note_once(statistics=f"F.{name}")
                 return F.group_norm(given["input"], 1, given.get("weight"), given.get("bias"))
-            if rate and self._plan["random"] == "off" and given.get("training", True) and given.get(rate, rate == "p"):
+            if rate and self._off and given.get("training", True) and given.get(rate, rate == "p"):
                 self._note_once(random=f"F.{name}")
                 given[rate] = 0.0
             return function(**given)
@@ -115,9 +116,12 @@ class Rehearsed:
             for rate in ("dropout", *(("p", "drop_prob") if any(word in kind for word in RANDOM) else ())):
                 if isinstance(value := getattr(part, rate, None), float) and value > 0:  # an LSTM's "dropout", too
                     self._note_once(random=name or kind)
-                    setattr(part, rate, 0.0 if self._plan["random"] == "off" else value)
+                    setattr(part, rate, 0.0 if self._off else value)
         if self._seen < 0 and self._plan["random"] == "other":
             module.register_forward_pre_hook(lambda *_: (torch.rand(1), None)[1])
+        if self._session.state.progress.step == 0 and self._plan["random"] == "nudged":
+            for parameter in module.parameters():
+                parameter.data.mul_(1 + torch.finfo(parameter.dtype).eps)
         if self._session.state.progress.step == 0 and not self._plan["beside"]:
             self._save("initial")
 
@@ -192,7 +196,9 @@ class Rehearsed:
             self._files.quietly(torch.save, found, self._folder / f"{name}.pt")
             return
         self._wait_for_length()
-        begun, wanted = (torch.load(Path(self._plan["beside"], f"{one}.pt")) for one in ("initial", "final"))
+        begun, wanted = (
+            torch.load(Path(self._plan["beside"], f"{one}.pt"), weights_only=True) for one in ("initial", "final")
+        )
         parameters = {name for name, _ in model.module.named_parameters()}
         for key in wanted.keys() & found.keys():
             size = found[key].element_size() // (1 + found[key].is_complex())  # of a real number

@@ -19,23 +19,25 @@ VARIABLE = "SELASTIC_REHEARSE"
 """{"folder": where to write, "program": folders of the script, ...}: see rehearsed.py."""
 
 _program: tuple[str, ...] = ()
-_is_own: dict[str, bool] = {}
+_names: dict[str, str] = {}
+"""Of the script's files, as they are told; "" for others."""
 _ran: set[tuple[str, int]] = set()
 
 
 def _trace(frame: FrameType, event: str, arg: Any) -> Any:
-    name = frame.f_code.co_filename
-    if name not in _is_own:
-        whole = str(Path(name).absolute())
-        _is_own[name] = name[:1] != "<" and whole.startswith(_program) and "site-packages" not in whole
-    if not _is_own[name]:
+    file = frame.f_code.co_filename
+    if file not in _names:
+        whole = str(Path(file).absolute())
+        own = file[:1] != "<" and whole.startswith(_program) and "site-packages" not in whole
+        _names[file] = whole.removeprefix(_program[0]) if own else ""
+    if not (name := _names[file]):
         return None
     _ran.add((name, frame.f_lineno))
     return _trace
 
 
 if VARIABLE in os.environ:  # in an agent
-    _program = tuple(json.loads(os.environ[VARIABLE])["program"])
+    _program = tuple(f"{folder}/" for folder in json.loads(os.environ[VARIABLE])["program"])
     os.register_at_fork(after_in_child=lambda: sys.settrace(_trace))
 
 
