@@ -124,7 +124,8 @@ class ControlServer:
                 self._sweeps = True
                 self._loop.after(SWEEP_S, self._sweep)
             connection = Connection(self._loop, sock, self._message, self._gone, self._tell, trusted=False)
-            self._unproven[connection] = unproven = _Unproven(str(address[0]), handshake.challenge())
+            peer = str(address[0]).removeprefix("::ffff:")  # IPv4 at a socket that hears both
+            self._unproven[connection] = unproven = _Unproven(peer, handshake.challenge())
             connection.send(unproven.challenge)
             self._make_room(MAX_UNPROVEN_OF_PEER, self._max_unproven)
 

@@ -123,11 +123,12 @@ def test_a_store_whose_door_is_closed_answers_those_inside(opened: Open) -> None
         wait_until(lambda: member.check(["c"]))
 
 
-def test_a_stranger_neither_opens_a_gate_nor_keeps_it_shut(opened: Open) -> None:
-    """Somebody writes that all have come, counts, or sends 16 MB: nothing of it is kept, and it is told from where.
-    The world forms."""
+@pytest.mark.parametrize("listen", ["127.0.0.1", ""])
+def test_a_stranger_neither_opens_a_gate_nor_keeps_it_shut(opened: Open, listen: str) -> None:
+    """Somebody writes that all have come, counts, or sends 16 MB: nothing of it is kept, and it is told from where, as
+    people write addresses. The world forms."""
     told: list[str] = []
-    server = opened(tell=told.append)
+    server = opened(listen, told.append)
     gates = [
         Gate(world(3, rank, 2, store=("127.0.0.1", server.port), server=server if rank == 0 else None))
         for rank in (0, 1)
