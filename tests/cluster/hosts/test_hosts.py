@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+from pathlib import Path
 
 from sandbox_of_hosts.links import CUT, Link, Links
 from sandbox_of_hosts.names import address
 from sandbox_of_hosts.sandbox import HostsSandbox
 from waiting import wait_until
 
+ROOT = Path(__file__).parents[3]
 NODES = ["n1", "n2", "n3"]
 
 
@@ -93,3 +96,34 @@ def test_packets_get_lost_and_late_one_way_and_both(hosts: HostsSandbox) -> None
         return float(hosts.run([*words, str(hosts.layout.first_node_port)], on="n2").stdout or 0)
 
     wait_until(lambda: takes() >= 0.3, 30, "there and back takes twice the delay")
+
+
+TWO_CHECKS = """
+from slurm_elastic.daemon.probe.checks import CHECKS, Bench
+from slurm_elastic.daemon.probe.trial import Refused, Trial
+from slurm_elastic.daemon.slurm import CommandClient
+checks = {name: run for name, _, run in CHECKS}
+with Trial("main", "gpu:1") as trial:
+    bench = Bench(trial, CommandClient())
+    try:
+        checks["base"](bench)
+        print(*bench.nodes, checks["network"](bench)[0])
+    except Refused as refused:
+        print(*bench.nodes, "refused:", refused)
+"""
+
+
+def test_a_probe_says_where_hosts_reach_each_other(hosts: HostsSandbox) -> None:
+    """By which addresses, and as what they know each other; that a firewall keeps them apart is a refusal."""
+    words, env = [sys.executable, "-c", TWO_CHECKS], {"PYTHONPATH": str(ROOT / "packaging/namespace")}
+    answer = hosts.run(words, env=env)
+    assert answer.returncode == 0, answer.stderr
+    first, other, said = answer.stdout.split(" ", 2)
+    assert said.startswith(f"{other} reaches {first} at {address(first)}"), answer.stderr
+    known = "not known" if hosts.spec.hosts == "private" else address(first)
+    assert f"there {first} is {known}" in said
+    hosts.links = Links().with_both_ways(first, other, CUT)
+    answer = hosts.run(words, env=env)
+    assert answer.stdout.startswith(
+        f"{first} {other} refused: {other} does not reach {first}: not at {address(first)} "
+    )
