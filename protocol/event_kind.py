@@ -56,6 +56,7 @@ class EventKind(Explained):
     TRIPPED = "tripped", "jobs of several users, accounts and partitions were refused: selasticd only advises (job 0)"
     POLICY_FAILED = "policy_failed", "the site's policy gave no plan: the built-in one plans in its place (job 0)"
     POLICY_WORKS = "policy_works", "the site's policy plans again (job 0)"
+    SERVICE = "service", "a service of selasticd says what it decided; the detail has which service, and about what"
     TRIES_AGAIN = "tries_again", "selasticd acts again (job 0)"
 
     @classmethod

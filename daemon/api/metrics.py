@@ -42,9 +42,13 @@ class Rounds(Protocol):
     count: int
     failed: int
     last_ok: float
-    capacity: int | None
-    idle: int | None
     seconds: dict[str, float]
+
+    @property
+    def capacity(self) -> int | None: ...
+
+    @property
+    def idle(self) -> int | None: ...
 
     @property
     def mode(self) -> str: ...

@@ -123,6 +123,10 @@ def flag(value: Any) -> bool:
 
 _NAMES = (r"[\w.@+-]+", 'a list of names, such as ["gpu", "long"]')
 _LIMITS = (r"(user|account):(\*|[\w.@+-]+)=[0-9]{1,7}", 'a list of limits, such as ["user:*=32", "account:lab=128"]')
+_SERVICES = (
+    r"[a-z_]+=(off|review|act)",
+    'a list of NAME=off, NAME=review or NAME=act, such as ["elastic=review"]',
+)
 _PATH = (r"|/.*", "an absolute path, or nothing")
 
 
@@ -133,6 +137,10 @@ class Settings:
     mode: str = choice("advise", *MODES)
     """How far selasticd goes. `off`: it only answers questions. `observe`: it also measures. `advise`: it also decides
     and explains what it would do. `act`: it does it. Stay with `advise` for a day before you choose `act`."""
+
+    services: tuple[str, ...] = texts(*_SERVICES)
+    """How far single services of selasticd may go, within `mode`: `off`, `review` (it says what it would do) or `act`.
+    `elastic`, the resizes of elastic jobs, goes as far as `mode` where it is not named; any other service is off."""
 
     listen: str = text("127.0.0.1:6850", r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]/]+):[0-9]{1,5}", "HOST:PORT, or [IPv6]:PORT")
     """Address that the jobs and the command line reach. Compute nodes must reach it too: give the address of the
@@ -375,6 +383,11 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.database_url:
             object.__setattr__(self, "database_url", f"sqlite:///{Path(self.state_dir) / 'selastic.db'}")
+
+    @property
+    def of_services(self) -> dict[str, str]:
+        """How far services may go that are named, by name."""
+        return {name: reach for name, _, reach in (one.partition("=") for one in self.services)}
 
     @property
     def address(self) -> tuple[str | None, int]:

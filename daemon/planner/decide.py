@@ -62,6 +62,8 @@ class Decisions:
     """What to give waiting jobs that have run before: the preempted, and those that lost a node."""
     first: FirstSizes = NO_FIRST_SIZES
     """At which sizes waiting jobs that have never run are to start."""
+    left: Ledger | None = None
+    """What is free once all of it is done."""
 
 
 def decide(inputs: Inputs) -> Decisions:
@@ -86,7 +88,8 @@ def decide(inputs: Inputs) -> Decisions:
         allotments += decided
         groups.append(group)
     allotments += made.division.share([group for group in groups if group.members], nodes)
-    moved = moves(allotments, context.room.ledger.copy(), nodes, context.companions)
+    made.left = context.room.ledger.copy()
+    moved = moves(allotments, made.left, nodes, context.companions)
     made.moves = {**made.division.standing, **moved}
     for job_id, limit in context.companions.refused.items():
         context.said.setdefault(job_id, f"{limit} allows no further companion of that size")

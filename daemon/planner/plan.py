@@ -64,13 +64,15 @@ class Plan:
     """What to give waiting jobs that have run before: the preempted, and those that lost a node."""
     first: FirstSizes = NO_FIRST_SIZES
     """At which sizes waiting jobs that have never run are to start."""
+    decisions: Decisions | None = field(default=None, compare=False, repr=False)
+    """What it was made from."""
 
 
-def plan_round(inputs: Inputs) -> Plan:
-    """The plan of one round."""
+def plan_round(inputs: Inputs, with_rows: bool = True) -> Plan:
+    """The plan of one round. with_rows: False: nobody reads the rows, and there are none."""
     made = decide(inputs)
     room, division = made.context.room, made.division
-    rows = _running_rows(made) + _waiting_rows(made)
+    rows = _running_rows(made) + _waiting_rows(made) if with_rows else []
     return Plan(
         rows=tuple(sorted(rows, key=attrgetter("job_id"))),
         resizes=tuple(move.resize(_wait_s(inputs, move)) for move in made.begun),
@@ -86,6 +88,7 @@ def plan_round(inputs: Inputs) -> Plan:
         withdrawn=made.withdrawn,
         resumes=made.resumes,
         first=made.first,
+        decisions=made,
     )
 
 

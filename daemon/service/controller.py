@@ -260,7 +260,8 @@ class DaemonController:
 
     def dry_plan(self) -> Sequence[DecisionRow]:
         """The decisions of a plan made now and not stored."""
-        return self.rounds.dry_run().rows
+        rows = (row for proposal in self.rounds.dry_run() for row in proposal.rows)
+        return [row for row in rows if isinstance(row, DecisionRow)]
 
     @property
     def fairness(self) -> str:

@@ -1,25 +1,28 @@
-"""The simulation under the daemon's own planner: Slurm starts jobs, the planner resizes them.
+"""The simulation under the daemon's own services: Slurm starts jobs, services resize them.
 
-Promise: cooldowns, trials of sizes, room for waiting jobs, allocation and placement are `planner.decide`'s alone, given
-what it is given in the daemon; its moves are carried out piece by piece.
+Promise: cooldowns, trials of sizes, room for waiting jobs, allocation and placement are the services' alone, which are
+asked as in the daemon and given what they are given there; what they want is carried out piece by piece.
 Limit: every resize succeeds. Jobs start with what they were submitted with: in the order in which they came, and at
 each decision also those behind a job that cannot start, as Slurm's backfill starts jobs without a time limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
-from slurm_elastic.db.rows import ResizeRow
+from slurm_elastic.db.rows import EventRow, HostPair, ResizeRow
+from slurm_elastic.protocol.messages import Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 
+from ..actions.action import Begin, Close, Resume
 from ..capacity.roster import Roster
-from ..config.settings import PLAN
 from ..optimizer.job_view import Model
-from ..planner import Inputs, decide
-from ..planner.memory import Memory
-from ..planner.moves import Move
+from ..planner import JobState, Plan
 from ..planner.waiting.first_sizes import Changed
+from ..services.base import ACT, Observation
+from ..services.elastic.jobs import ElasticProposal
+from ..services.registry import Services
 from ..slurm.model import Size
 from ..slurm.site import Site
 from .cluster import Cluster
@@ -43,10 +46,11 @@ class Elastic(Simulation):
         settings: SimulationSettings,
     ) -> None:
         super().__init__(jobs, policy, settings)
-        self.rules, self.memory = settings.planner(policy), Memory()
+        self.rules = settings.planner(policy)
+        self.services = Services(self.rules)
         self.cluster, self.states = Cluster(jobs, self.nodes), JobStates(settings)
         self.site, self.resizes = Site(), 0
-        self.resized_waiting: dict[int, Changed] = {}
+        self.resubmitted: dict[int, Changed] = {}
         self.without, self.why = 0, ""
         """Decisions that the policy left to the built-in one, and the first reason."""
         self.handlers[SWITCH] = self._switch
@@ -57,59 +61,81 @@ class Elastic(Simulation):
             return ""
         return f"gave no plan in {self.without} of {self.decisions} decisions, the first time because {self.why}"
 
-    def inputs(self) -> Inputs:
+    def observation(self) -> Observation:
         """What a round of the daemon would see now."""
         self.cluster.queue(self.waiting)
         self.states.update((job_id, self.jobs[job_id - 1]) for job_id in self.states.stale)
-        return Inputs(
-            snapshot=self.cluster.snapshot(self.now),
-            roster=Roster(self.cluster.elastic),
-            states=self.states.of,
-            settings=self.rules,
-            now=self.now,
-            memory=self.memory,
-            waiting_models=self._models_of_waiting() if self.rules.first_size == PLAN else {},
-            resized_waiting=self.resized_waiting,
-            site=self.site,
-        )
+        resizes = {i + 1: job.resize for i, job in self.running.items() if job.resize is not None and job.resize.open}
+        snapshot, roster = self.cluster.snapshot(self.now), Roster(self.cluster.elastic)
+        return Observation(snapshot, roster, resizes, {}, self.site, self.rules, self.now, self)
 
-    def _models_of_waiting(self) -> dict[int, Model]:
+    def job_states(self, seen: Observation, in_vain: Collection[int]) -> Mapping[int, JobState]:
+        return self.states.of
+
+    def waiting_models(self, seen: Observation) -> Mapping[int, Model]:
         """Of the jobs that the queue shows."""
         shown = (i for i in self.waiting if self.jobs[i].elastic and i + 1 in self.cluster.jobs)
         return {i + 1: self.states.believed(self.jobs[i]) for i in shown}
+
+    def resized_waiting(self, seen: Observation) -> Mapping[int, Changed]:
+        return self.resubmitted
+
+    def scripts(self, sizes: Mapping[int, Size]) -> Mapping[int, Size]:
+        return sizes
+
+    def host_pairs(self) -> Sequence[HostPair]:
+        return ()
+
+    def history(self, job_id: int) -> Sequence[EventRow]:
+        return ()
 
     def _decide(self) -> None:
         self.decisions += 1
         self.decided_at = self.now
         if self.settings.learned:
             self.states.learn(((i + 1, job) for i, job in self.running.items() if job.elastic), self.now)
-        made = decide(self.inputs())
-        if made.division.fell_back:
-            self.without += 1
-            self.why = self.why or made.division.fell_back
-        for job_id in made.withdrawn:
-            self._withdraw(job_id)
-        for move in made.begun:
-            self._resize(move)
-        room = {job_id: size for job_id, size in made.first.aims.items() if self.nodes.has(size.gpus)}
-        self._resubmit({**made.first.back, **made.first.starts, **room})
+        resized, rest = False, float("inf")
+        for _, seen, proposal in self.services.proposals(self.observation()):
+            sizes = dict[int, Size]()
+            for action in proposal.actions if seen.settings.mode == ACT else ():
+                if isinstance(action, Close):
+                    self._withdraw(action.job_id)
+                elif isinstance(action, Begin):
+                    self._resize(action.resize)
+                elif isinstance(action, Resume):
+                    sizes[action.job_id] = action.size
+                resized = resized or isinstance(action, (Begin, Close))
+            if isinstance(proposal, ElasticProposal):
+                room, rest = self._follow(proposal.plan)
+                sizes |= room
+            self._resubmit(sizes)
         self._backfill()
         for i in self.waiting if self.settings.drop else ():
             self.cluster.end(i)
         self._drop_the_waiting()
-        if made.begun or made.withdrawn:
+        if resized:
             self._want_decision(self.now + self.rules.min_round_gap_s)
-        rests = (s.until for s in made.context.running_jobs.values() if s.until is not None and s.until > self.now)
-        self._want_decision(min(rests, default=float("inf")))
+        self._want_decision(rest)
         if self.states.of:
             self._want_decision(self.now + max(ROUND_S, self.settings.interval_s))
+
+    def _follow(self, plan: Plan) -> tuple[dict[int, Size], float]:
+        """Note that a policy gave no plan; sizes of jobs whose room is there now, and when a job's rest next ends."""
+        if plan.fell_back:
+            self.without += 1
+            self.why = self.why or plan.fell_back
+        assert plan.decisions is not None
+        running_jobs = plan.decisions.context.running_jobs.values()
+        rests = (s.until for s in running_jobs if s.until is not None and s.until > self.now)
+        sizes = {job_id: size for job_id, size in plan.first.aims.items() if self.nodes.has(size.gpus)}
+        return sizes, min(rests, default=float("inf"))
 
     def _resubmit(self, sizes: Mapping[int, Size]) -> None:
         """Waiting jobs ask for other sizes from now on."""
         for job_id, size in sizes.items():
-            before = self.resized_waiting.get(job_id)
+            before = self.resubmitted.get(job_id)
             script = before.script if before else self.cluster.asks(job_id - 1)
-            self.resized_waiting[job_id] = Changed(script, size, self.now)
+            self.resubmitted[job_id] = Changed(script, size, self.now)
             self.cluster.resubmit(job_id - 1, size.gpus)
 
     def _backfill(self) -> None:
@@ -136,7 +162,7 @@ class Elastic(Simulation):
             return False
         job, pieces = self.jobs[i], self.cluster.start(i)
         job.first_gpus = gpus
-        self.resized_waiting.pop(i + 1, None)
+        self.resubmitted.pop(i + 1, None)
         if job.elastic:
             self.states.trains(i + 1, pieces, batch, self.now)
         return True
@@ -146,14 +172,14 @@ class Elastic(Simulation):
         if self.jobs[i].elastic:
             self.states.stale.add(i + 1)
 
-    def _resize(self, move: Move) -> None:
-        """Carry a move out: a grow waits for what it asked for, everything else pauses now."""
-        job_id = move.allotment.running.job_id
-        i, job = job_id - 1, self.jobs[job_id - 1]
+    def _resize(self, resize: Resize) -> None:
+        """Carry a resize out: a grow waits for what it asked for, everything else pauses now."""
+        i, job = resize.job_id - 1, self.jobs[resize.job_id - 1]
         self._advance(job)
         self.resizes += 1
-        resize = move.resize(self.rules.companion_wait_s, self.resizes)
-        if move.of_batch:
+        resize = replace(resize, id=self.resizes)
+        use = self.states.of[resize.job_id].in_use
+        if not resize.add and use is not None and resize.keep == use.pieces:
             self._rebatch(i, ResizeRow.issued(resize, self.now))
             return
         self.cluster.keep(i, resize.keep)

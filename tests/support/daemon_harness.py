@@ -74,11 +74,14 @@ class World:
         rounds.registry = copy(self.registry)
         rounds.registry._known, rounds.registry._rows = Known(), {}
         rounds.client = SnapshotCache(self.slurm.client(), lambda: self.slurm.now, lambda seconds: None)
-        rounds._memory, rounds._in_mode = Memory(), self.settings
-        rounds._queued = QueuedJobs(self.jobs, self.store, rounds.priors)
-        rounds._job_inputs = JobInputs(self.store, rounds.registry, rounds.priors, rounds.costs)
+        rounds._in_mode = self.settings
+        rounds.services, elastic = copy(self.rounds.services), copy(self.rounds.services.elastic)
+        rounds.services.every, rounds.services.elastic, elastic.memory = (elastic,), elastic, Memory()
+        rounds.facts = copy(self.rounds.facts)
+        rounds.facts.queued = QueuedJobs(self.jobs, self.store, rounds.priors)
+        rounds.facts.job_inputs = JobInputs(self.store, rounds.registry, rounds.priors, rounds.costs)
         # Fitted with others, a model may differ in its last bit.
-        rounds._job_inputs._fitted = self.rounds._job_inputs._fitted
+        rounds.facts.job_inputs._fitted = self.rounds.facts.job_inputs._fitted
         return rounds
 
     def elastic(

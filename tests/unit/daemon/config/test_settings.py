@@ -46,7 +46,7 @@ def test_values_are_read(tmp_path: Path) -> None:
             r"mode='acting' is not accepted \(did you mean act\?\); accepted: off, observe, advise, act",
         ),
         ("roundinterval_s = 3", "setting roundinterval_s is not known; did you mean round_interval_s"),
-        ("colour = 3", "setting colour is not known; accepted: mode, listen"),
+        ("colour = 3", "setting colour is not known; accepted: mode, services, listen"),
         ("min_gain = -1", "min_gain=-1 is not accepted; accepted: a number from 0 to 10"),
         ("min_gain = nan", "min_gain=nan is not accepted"),
         ("min_gain = true", "min_gain=True is not accepted"),

@@ -26,7 +26,7 @@ def pass_through(world: World, groups: int) -> int:
         world.round()
         for held in (world.slurm._ended, world.slurm._components):  # the Slurm of this test never forgets
             held.clear()
-    world.rounds._memory.columns = Cache()
+    world.rounds.services.elastic.memory.columns = Cache()
     gc.collect()
     # sqlite3 keeps the references to its cursors, and looks for dead ones every 200 cursors.
     return len([one for one in gc.get_objects() if not (type(one) is weakref.ref and one() is None)])

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from daemon_harness import World
 
-from slurm_elastic.daemon.planner import Inputs, decide
+from slurm_elastic.daemon.planner import Inputs, Plan, decide
 from slurm_elastic.daemon.planner.memory import Memory
-from slurm_elastic.daemon.rounds import loop
+from slurm_elastic.daemon.services.elastic import jobs as elastic_jobs
 from slurm_elastic.daemon.simulator.elastic import Elastic
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings, prepare
 from slurm_elastic.daemon.simulator.programs import Program
@@ -33,13 +33,13 @@ def world(tmp_path: Path) -> Iterator[World]:
 def seen(world: World, monkeypatch: pytest.MonkeyPatch) -> list[Inputs]:
     """What the daemon's rounds decide on."""
     found: list[Inputs] = []
-    plan_round = loop.plan_round
+    plan_round = elastic_jobs.plan_round
 
-    def noted(inputs: Inputs) -> loop.Plan:
+    def noted(inputs: Inputs, with_rows: bool) -> Plan:
         found.append(replace(inputs, memory=Memory()))
-        return plan_round(inputs)
+        return plan_round(inputs, with_rows)
 
-    monkeypatch.setattr(loop, "plan_round", noted)
+    monkeypatch.setattr(elastic_jobs, "plan_round", noted)
     return found
 
 
@@ -51,6 +51,11 @@ def simulation() -> Elastic:
     rows.append(TraceJob("rigid", 10.0, "unknown", 8, duration_s=1e6))
     settings = SimulationSettings(NODES * GPUS, GPUS, cooldown_s=0.0, pause_s=0.1)
     return Elastic(prepare(rows, {program.name: program}, settings)[0], "auto", settings)
+
+
+def inputs_of(simulated: Elastic) -> Inputs:
+    """What the simulation's service plans from."""
+    return simulated.services.elastic.inputs(simulated.observation())
 
 
 def as_known(simulated: Inputs, daemon: Inputs) -> Inputs:
@@ -82,10 +87,10 @@ def follow(simulated: Elastic, daemon: Inputs) -> list[Resize]:
     """What the daemon begins, which the simulation must begin, too, and does."""
     begun = resizes(daemon)
     if begun:
-        context = as_known(simulated.inputs(), daemon)
+        context = as_known(inputs_of(simulated), daemon)
         assert resizes(context) == begun
         for move in decide(context).begun:
-            simulated._resize(move)
+            simulated._resize(move.resize(60.0))
     return begun
 
 
@@ -114,4 +119,4 @@ def test_simulator_and_daemon_decide_alike(world: World, seen: list[Inputs]) -> 
     start(simulated, 1)
     made_room = resizes(seen[-1])
     assert any(before > after for before, after, *_ in made_room) and all(row[0] >= row[1] for row in made_room)
-    assert resizes(as_known(simulated.inputs(), seen[-1])) == made_room
+    assert resizes(as_known(inputs_of(simulated), seen[-1])) == made_room

@@ -1,0 +1,1 @@
+"""The resizes of elastic jobs: the plan of a round, and what becomes of it."""

@@ -1,0 +1,166 @@
+"""The plan of elastic jobs as a service: the first in the registry, and on unless told otherwise. Pure but for the log.
+
+Promise: all that is kept from round to round speeds a plan up, or says whom no room is made for; after a restart the
+same jobs come to the same sizes.
+Limit: it looks at nothing that services before it have taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slurm_elastic.db.rows import DecisionRow
+from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.resize_state import ResizeState
+
+from ...actions.action import Action, Begin, Close
+from ...actions.subject import QUEUE, Subject
+from ...capacity.ledger import Ledger
+from ...capacity.unlisted_gpus import by_node, lasting
+from ...config.settings import PLAN
+from ...mechanisms.requeue import COMES_BACK, bound_by_a_shrink, first_size_steps, resumes
+from ...optimizer.policies import DEFAULT_POLICY
+from ...planner import Inputs, Plan, plan_round
+from ...planner.memory import Memory
+from ...planner.running.job import RunningJob
+from ...text.reasons import Reason
+from ..base import ACT, Note, Observation, Proposal, Row, Service
+from .nonstarters import Nonstarters
+
+log = logging.getLogger(__name__)
+WHOLE = Subject(QUEUE)
+"""What is said of all jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticProposal(Proposal):
+    """With the plan that it comes from."""
+
+    plan: Plan = field(default_factory=Plan)
+
+
+class ElasticJobs(Service):
+    """Who gets how many GPUs, and at which batch."""
+
+    name = "elastic"
+    unless_told = ACT
+
+    def __init__(self) -> None:
+        self.memory = Memory()
+        self.capacity: int | None = None
+        self.idle: int | None = None
+        """GPUs of all pools at the last plan: for elastic jobs, and idle ones. None before the first plan."""
+        self._nonstarters = Nonstarters()
+        self._unlisted: Mapping[str, int] = {}
+        self._left_out: Mapping[str, int] = {}
+        self._fell_back = ""
+
+    def running_job(self, job_id: int) -> RunningJob | None:
+        """A running elastic job as the last round found it."""
+        return self.memory.running_job(job_id)
+
+    def inputs(self, seen: Observation) -> Inputs:
+        """What a plan is made from."""
+        facts, plans = seen.facts, seen.settings.first_size == PLAN
+        return Inputs(
+            snapshot=seen.snapshot,
+            roster=seen.roster,
+            states=facts.job_states(seen, self._nonstarters.in_vain),
+            settings=seen.settings,
+            now=seen.now,
+            passed=self._nonstarters.excluded(seen.now),
+            memory=self.memory,
+            site=seen.site,
+            put_back={job_id: resize.add[0] for job_id, resize in seen.resizes.items() if resize.requeues},
+            marks=seen.marks or {},
+            unlisted_before=self._unlisted,
+            host_pairs=facts.host_pairs(),
+            waiting_models=facts.waiting_models(seen) if plans else {},
+            resized_waiting=facts.resized_waiting(seen),
+        )
+
+    def propose(self, seen: Observation) -> ElasticProposal:
+        plan = plan_round(self.inputs(seen), with_rows=seen.marks is not None)
+        actions = (*_withdrawals(plan, seen), *(Begin(resize) for resize in plan.resizes), *_resumes(plan, seen))
+        return ElasticProposal(actions, (*plan.rows, *self._of_policy(plan, seen)), plan.value, _left(plan), plan)
+
+    def explain(self, row: Row) -> str:
+        return row.text if isinstance(row, Note) else sentence(row)
+
+    def settled(self, seen: Observation, proposal: Proposal, done: Sequence[Action]) -> None:
+        assert isinstance(proposal, ElasticProposal)
+        plan = proposal.plan
+        self.capacity, self.idle = sum(plan.capacity.values()), sum(plan.idle.values())
+        self._note_unlisted(plan.unlisted)
+        self._fell_back = self._fell_back if plan.fell_back is None else plan.fell_back
+        self._nonstarters.record(plan.met, seen.snapshot, seen.now)
+        for action in done:
+            if isinstance(action, Begin):
+                self._nonstarters.gives(action.job_id, (met for met in plan.met if action.job_id in met.givers))
+        for pool in plan.trouble:
+            log.warning("no plan for %s", pool)
+
+    def undo(self, seen: Observation) -> list[Action]:
+        """Resizes that have not switched are withdrawn; what a job trains on stays its own."""
+        why = f"the daemon's mode is {seen.settings.mode}"
+        return [
+            Close(resize.job_id, resize.id, ResizeState.WITHDRAWN, why)
+            for resize in seen.resizes.values()
+            if resize.state != ResizeState.RUNNING
+        ]
+
+    def _of_policy(self, plan: Plan, seen: Observation) -> Iterator[Note]:
+        """Say once that the site's policy does not plan, and once that it does again."""
+        policy, why = seen.settings.policy, plan.fell_back
+        if why is None or bool(why) == bool(self._fell_back):
+            return
+        if why:
+            text = f"{why}; {DEFAULT_POLICY} plans in its place"
+            detail = {"policy": policy, "detail": text}
+            yield Note(WHOLE, f"{text} until it does", detail, EventKind.POLICY_FAILED, logging.ERROR)
+        else:
+            yield Note(WHOLE, f"policy {policy} plans again", {"policy": policy}, EventKind.POLICY_WORKS)
+
+    def _note_unlisted(self, unlisted: Mapping[str, int]) -> None:
+        """Say once which nodes hold GPUs that no job accounts for: what is left of such a node counts, and no more."""
+        left_out = lasting(unlisted, self._unlisted)
+        self._unlisted = unlisted
+        if left_out != self._left_out:
+            self._left_out = left_out
+            log.warning("GPUs in use by no job that Slurm lists: %s", by_node(left_out) or "none any more")
+
+
+def _left(plan: Plan) -> Ledger | None:
+    return plan.decisions.left if plan.decisions is not None else None
+
+
+def _withdrawals(plan: Plan, seen: Observation) -> list[Action]:
+    """Of growths that have not switched, for the waiting jobs that need their nodes."""
+    return [
+        Close(job_id, seen.resizes[job_id].id, ResizeState.OVERTAKEN, f"job {need} waits for its nodes")
+        for job_id, need in plan.withdrawn.items()
+    ]
+
+
+def _resumes(plan: Plan, seen: Observation) -> list[Action]:
+    """Of waiting jobs that are to start, or to come back, at other sizes."""
+    waiting, first = (seen.snapshot.jobs[job_id] for job_id in plan.resumes), plan.first
+    bound = {
+        job.job_id for job in waiting if job.required_nodes and bound_by_a_shrink(job, seen.facts.history(job.job_id))
+    }
+    scripts = seen.facts.scripts(first.scripts) if seen.settings.mode == ACT and first.starts else {}
+    return [*resumes(plan.resumes, COMES_BACK, bound), *first_size_steps(first.starts, first.back, scripts)]
+
+
+def sentence(row: DecisionRow) -> str:
+    """A decision in one line of the log."""
+    if row.reason == Reason.WAITING.value:
+        return f"job {row.job_id}: waits for its {row.evidence.get('for_gpus')} GPUs"
+    size = f"{row.gpus_from} GPUs" if row.gpus_from == row.gpus_to else f"{row.gpus_from} -> {row.gpus_to} GPUs"
+    batch = f", batch {row.batch_from} -> {row.batch_to}" if row.batch_from != row.batch_to else ""
+    how = f" by {row.mechanism}" if row.mechanism else ""
+    what_for = f" (job {row.evidence['for_job']})" if "for_job" in row.evidence else ""
+    advised = "" if row.mode == "act" or not row.mechanism else f" [{row.mode} only]"
+    return f"job {row.job_id}: {size}{batch}{how}: {Reason(row.reason).text}{what_for}{advised}"
