@@ -48,7 +48,7 @@ class Status:
 class Sandbox:
     """One private Slurm. Get it from `up` or `attach`; use it as a context manager to have it taken down."""
 
-    daemons_kind, startup_kind = Daemons, Startup
+    spec_kind, daemons_kind, startup_kind = SandboxSpec, Daemons, Startup
 
     def __init__(self, entry: registry.Entry, spec: SandboxSpec, layout: Layout) -> None:
         self.entry, self.spec, self.layout = entry, spec, layout
@@ -93,8 +93,9 @@ class Sandbox:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # a start that was cut short
             record = json.loads((layout.dir / "sandbox.json").read_text())
             record["spec"]["extra_slurm_conf"] = tuple(record["spec"]["extra_slurm_conf"])
-            spec = SandboxSpec(**record["spec"])
-            layout = dataclasses.replace(layout, host=record["host"], gpu_files=tuple(record["gpu_files"]))
+            spec = cls.spec_kind(**record["spec"])
+            at = {"host": record["host"], "address": record["address"], "gpu_files": tuple(record["gpu_files"])}
+            layout = dataclasses.replace(layout, **at)
         return cls(entry, spec, layout)
 
     @classmethod
@@ -193,7 +194,8 @@ class Sandbox:
         for folder in ("log", "pids", "state", "spool", "run"):
             (at.dir / folder).mkdir()
         self.layout = at = dataclasses.replace(at, gpu_files=host.gpu_files(self.spec, at.dir / "dev"))
-        record = {"spec": dataclasses.asdict(self.spec), "host": at.host, "gpu_files": at.gpu_files}
+        place = {"host": at.host, "address": at.address, "gpu_files": at.gpu_files}
+        record = {"spec": dataclasses.asdict(self.spec), **place}
         (at.dir / "sandbox.json").write_text(json.dumps(record))
         self.daemons = self.daemons_kind(self.spec, at, self.entry.id)
         for name, (text, mode) in self._files().items():

@@ -63,6 +63,10 @@ class OwnSandbox(Sandbox):
 
     def down(self) -> None:
         super().down()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """From now on it outlives its starter."""
         guard, self._guard = self._guard, None
         if guard is not None and guard.stdin is not None:
             with contextlib.suppress(OSError), guard.stdin as pipe:

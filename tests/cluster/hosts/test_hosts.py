@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+from sandbox_command import NAMESPACE, SUPPORT
 from sandbox_of_hosts.links import CUT, Link, Links
 from sandbox_of_hosts.names import address
 from sandbox_of_hosts.sandbox import HostsSandbox
 from waiting import wait_until
+
+from slurm_elastic.daemon.sandbox import processes, registry
 
 ROOT = Path(__file__).parents[3]
 NODES = ["n1", "n2", "n3"]
@@ -127,3 +131,36 @@ def test_a_probe_says_where_hosts_reach_each_other(hosts: HostsSandbox) -> None:
     assert answer.stdout.startswith(
         f"{first} {other} refused: {other} does not reach {first}: not at {address(first)} "
     )
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    """`python -m sandbox_of_hosts ...`, as one does by hand."""
+    environment = {**os.environ, "PYTHONPATH": f"{NAMESPACE}:{SUPPORT}"}
+    line = [sys.executable, "-m", "sandbox_of_hosts", *words]
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, env=environment, check=False)
+
+
+def test_the_command_line_brings_hosts_up_and_takes_them_down(can_run_slurm: None) -> None:
+    """`up`, `exec` and `network` do what they say, and `down` leaves no process, folder or device."""
+    name = f"cli-hosts-{os.getpid()}"
+    flag = ("--name", name)
+    devices = set(Path("/sys/class/net").iterdir())
+    try:
+        up = command("up", *flag, "--hosts", "2", "--names", "loopback", "--no-accounting", "--delay", "5ms")
+        assert up.returncode == 0, up.stderr
+        ran = command("exec", *flag, "--on", "n2", "srun", "-N2", "hostname")
+        assert sorted(ran.stdout.split()) == ["n1", "n2"], ran.stderr
+        told = command("network", *flag, "--apart", "n1", "--loss", "1%", "--to", "n2")
+        assert "others: 5 ms, 0.00% lost" in told.stdout, told.stderr
+        assert "head>n2: 5 ms, 1.00% lost" in told.stdout
+        assert "n1>n2: 0 ms, 100.00% lost" in told.stdout
+        refused = command("network", *flag, "--loss", "5")
+        assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
+        entry = registry.find(name)
+    finally:
+        down = command("down", *flag)
+    assert down.returncode == 0, down.stderr
+    assert entry is not None
+    assert not processes.members(Path(entry.dir), entry.id)
+    assert not Path(entry.dir).exists()
+    assert set(Path("/sys/class/net").iterdir()) == devices

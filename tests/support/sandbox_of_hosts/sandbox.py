@@ -166,7 +166,7 @@ class HostStartup(Startup):
 class HostsSandbox(OwnSandbox):
     """Get it from `HostsSandbox.up(HostsSpec(...))`."""
 
-    daemons_kind, startup_kind = HostDaemons, HostStartup
+    spec_kind, daemons_kind, startup_kind = HostsSpec, HostDaemons, HostStartup
     spec: HostsSpec
     daemons: HostDaemons
 
