@@ -43,8 +43,8 @@ class Change:
     edits: Edits
     loop: Loop
     passes: list[Pass]
-    said: dict[tuple[int, str], bool] = field(default_factory=dict)
-    """What the author should know, by line; True: and has to do."""
+    said: set[tuple[int, str]] = field(default_factory=set)
+    """What is left to the author, by line."""
     claimed: set[cst.CSTNode] = field(default_factory=set)
     """Samplers that a rule has taken."""
     batch: str = ""
@@ -72,11 +72,8 @@ class Change:
     def leave(self, node: cst.CSTNode, sentence: str) -> None:
         """Name a line in a comment."""
         self.claimed.add(node)
-        self.said[self.source.line(node), sentence] = True
+        self.said.add((self.source.line(node), sentence))
         self.edits.comment(node, sentence)
-
-    def note(self, node: cst.CSTNode, sentence: str) -> None:
-        self.said.setdefault((self.source.line(node), sentence), False)
 
     def for_torchrun(self, node: cst.CSTNode) -> bool:
         """Whether it stands behind a condition that holds under torchrun alone."""

@@ -56,6 +56,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write(unified(str(path), text, after))
         sys.stdout.flush()
-    for (line, sentence), left in sorted(said.items()):
-        print(f"{path}:{line}: {'' if left else '(to know) '}{sentence}", file=sys.stderr)
-    return LEFT if any(said.values()) else COMPLETE
+    for line, sentence in sorted(said):
+        print(f"{path}:{line}: {sentence}", file=sys.stderr)
+    return LEFT if said else COMPLETE

@@ -53,7 +53,6 @@ def _counted(change: Change) -> tuple[str, str] | None:
         return first, re.sub(PLUS_1, "", last)
     if first != "0":
         change.edits.before(loop, f"job.begin_at(epoch={first})")
-        change.note(loop, f"job.begin_at(epoch={first}) counts until the job has a checkpoint of its own")
     return "0", last
 
 

@@ -20,12 +20,11 @@ from .state import kept, models, steps
 from .world import SEEDS, ranks, remarks
 
 OWN_LIBRARIES = ("lightning", "pytorch_lightning", "transformers.Trainer", "accelerate.Accelerator")
-Said = dict[tuple[int, str], bool]
 
 
-def converted(text: str, path: Path) -> tuple[str, Said]:
-    """The script after the change; and what its author should know, by line as it was and sentence, and whether they
-    have to do something there. Raises ElasticError where there is no training loop that this could change."""
+def converted(text: str, path: Path) -> tuple[str, set[tuple[int, str]]]:
+    """The script after the change; and what is left to its author, by line as it was and sentence. Raises ElasticError
+    where there is no training loop that this could change."""
     source = Source(text, path)
     for entry in source.aliases.values():
         if entry.startswith("slurm_elastic"):

@@ -163,9 +163,9 @@ def kept(change: Change) -> None:
             scope = source.scope(node)
             values = [code(given) for n, given, _ in source.stores(scope) if n == name and given is not None]
             known = (scope is change.scope and change.given(name)) or any(re.search(QUIET, value) for value in values)
-            if not known and not _first_bound(source, [entry.node], name):
-                say = change.note if is_told(source, scope, name) else change.leave
-                say(node, f"{name} is of this rank's part alone, and of what came since it joined")
+            known = known or _first_bound(source, [entry.node], name) or is_told(source, scope, name)
+            if not known:
+                change.leave(node, f"{name} is of this rank's part alone, and of what came since it joined")
     within = ["vars(kept)" if change.boxed else "globals()", *(f'"{name}"' for name in variables)]
     words = [*(within if variables else []), *(f"{key}={name}" for key, name in change.keep.items())]
     change.edits.before(change.loop, f"job.keep({', '.join(words)})")

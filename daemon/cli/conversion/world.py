@@ -45,9 +45,8 @@ def ranks(change: Change) -> None:
     """Groups are the job's; of it the rank is asked in the loop, and named where it is asked before."""
     source, edits = change.source, change.edits
     for call in source.calls(source.module, GROUPS):
-        if change.for_torchrun(call):
-            change.note(call, "this is for torchrun; `selastic run` does not set RANK, so it is not taken there")
-        elif "device" not in code(call.func) or "rank" in code(call).lower():
+        of_rank = "device" not in code(call.func) or "rank" in code(call).lower()
+        if of_rank and not change.for_torchrun(call):
             edits.remove(call)
     for call in source.calls(source.module, ""):
         asked = _asked(change, call)
@@ -97,8 +96,6 @@ def remarks(change: Change, join: cst.CSTNode) -> None:
             sentence = "this is no mean over samples, and the job takes the mean over the ranks: weigh it"
         if change.runs(call) and re.search(r"\.sum\(\)\.backward$", code(call.func)):
             sentence = "a sum over the batch: each rank has its part, and the job takes the mean of them"
-        if name == "torch.load" and change.early(call):
-            change.note(call, "the job's own checkpoints win over what is loaded here, once there is one")
         opened = name == "open" and any(re.search(r"^(mode=)?[\"'][wax]", word) for word in words[1:])
         if opened or re.search(WRITES, name):
             _file(change, call)
