@@ -24,7 +24,7 @@ def test_a_hostile_site(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> N
     assert "nodes are not to be named" in lines["sbatch"]
     assert (
         " refused " in lines["shrink"] and "Unspecified error" in lines["shrink"]
-    )  # 22.05 keeps the site's words to itself
+    )  # Slurm keeps the site's words to itself
     assert " works " in lines["requeue"] and " refused " in lines["component"]  # its second part has no script
     assert float(lines["epilog"].split()[2]) > 2 and f"{site.sandbox.dir}/epilog" in lines["epilog"]
     assert shown.split("settings to write:\n")[1].splitlines()[:3] == [
