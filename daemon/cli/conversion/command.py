@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
             raise
         raise ElasticError(
             "`selastic convert` needs libcst, which this Python does not have; install it: "
-            "pip install 'slurm-elastic[convert]', or apt install python3-libcst"
+            "pip install libcst, or apt install python3-libcst"
         ) from None
     path = Path(args.script)
     try:

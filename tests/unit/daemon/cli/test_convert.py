@@ -334,7 +334,7 @@ def test_without_libcst_it_says_how_to_install_it(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "libcst", None)
     assert main(["convert", str(tmp_path / "train.py")]) == 1
-    assert "needs libcst" in (found := capsys.readouterr().err) and "slurm-elastic[convert]" in found
+    assert "needs libcst" in (found := capsys.readouterr().err) and "pip install libcst" in found
 
 
 def test_a_module_beside_the_script_is_named(tmp_path: Path) -> None:
