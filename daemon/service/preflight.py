@@ -26,6 +26,7 @@ from ..config.settings import Settings
 from ..config.user_mode import local_folder
 from ..optimizer.policies import POLICIES
 from ..policies import installed
+from ..services.registry import Services
 from ..slurm import CommandClient
 from .listeners import public_url, tcp_listener
 
@@ -39,6 +40,8 @@ def check(settings: Settings) -> int:
     tries["address"] = _check_address
     if settings.policy in installed.found():
         tries["policy"] = _check_policy
+    if settings.services:
+        tries["services"] = _check_services
     if settings.listen_socket:
         tries["socket"] = _check_socket
     if settings.tls_cert or settings.tls_ca:
@@ -79,6 +82,16 @@ def _check_state(settings: Settings) -> str:
 def _check_policy(settings: Settings) -> str:
     installed.use(settings.policy, settings.policy_limit_s)
     return f"{settings.policy}: {POLICIES[settings.policy].summary}"
+
+
+def _check_services(settings: Settings) -> str:
+    """How far each goes, and what Slurm lacks for it to act."""
+    services, told = Services(settings), []
+    site = CommandClient(settings.slurm_conf).site()
+    for one in services.every:
+        lacks = one.needs(site)
+        told.append(f"{one.name} {one.mode(settings, site)}{f' (to act it needs: {lacks})' if lacks else ''}")
+    return ", ".join(told)
 
 
 def _check_database(settings: Settings) -> str:

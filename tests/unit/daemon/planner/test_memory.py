@@ -9,11 +9,11 @@ import pytest
 
 from slurm_elastic.daemon.capacity.roster import ElasticJob
 from slurm_elastic.daemon.config.settings import Settings
-from slurm_elastic.daemon.planner import Inputs, JobState, decide, plan_round
+from slurm_elastic.daemon.planner import Inputs, JobState, Plan, decide, plan_round
 from slurm_elastic.daemon.planner.decide import Decisions
 from slurm_elastic.daemon.planner.memory import Memory
 from slurm_elastic.daemon.planner.running.job import RunningJob
-from slurm_elastic.daemon.simulator import elastic
+from slurm_elastic.daemon.services.elastic import jobs as elastic_jobs
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings
 from slurm_elastic.daemon.simulator.programs import builtin
 from slurm_elastic.daemon.simulator.replay import simulate
@@ -42,16 +42,18 @@ class Rounds:
         """By job id: the job as it comes, and as somebody's."""
         self._before: dict[int, RunningJob] = {}
 
-    def __call__(self, inputs: Inputs) -> Decisions:
+    def __call__(self, inputs: Inputs, with_rows: bool = True) -> Plan:
         inputs = self._changed(inputs)
-        kept, fresh = decide(inputs), decide(replace(inputs, memory=Memory()))
+        plan, fresh = plan_round(inputs, with_rows), decide(replace(inputs, memory=Memory()))
+        kept = plan.decisions
+        assert kept is not None
         assert decided(kept) == decided(fresh)
         if self.rounds % 4 == 0:
             self._check_rows(inputs)
         running_jobs = dict(kept.context.running_jobs)
         self.reused += sum(self._before.get(job_id) is running for job_id, running in running_jobs.items())
         self.rounds, self._before = self.rounds + 1, running_jobs
-        return kept
+        return plan
 
     def _check_rows(self, inputs: Inputs) -> None:
         """What is written down is the same as well, and only of decisions that do not stand."""
@@ -143,7 +145,7 @@ def trace_of(chance: random.Random) -> list[TraceJob]:
 def test_decisions_with_a_kept_memory_are_those_with_none(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over simulated days with changes of every kind, and most of what is known is really used again."""
     rounds = Rounds(seed)
-    monkeypatch.setattr(elastic, "decide", rounds)
+    monkeypatch.setattr(elastic_jobs, "plan_round", rounds)
     settings = SimulationSettings(
         NODES * GPUS, GPUS, pause_s=20.0, grow_wait_s=(0.0, 90.0)[seed % 2], learned=seed % 3 == 0, seed=seed
     )

@@ -206,6 +206,7 @@ def test_an_epilog_is_told_of_where_single_nodes_are_given_back() -> None:
 WRONG = {
     "listen is no address of this host": ({"listen": "192.0.2.1:6850"}, "listen=192.0.2.1:6850 cannot be used"),
     "a name nobody has": ({"listen": "no.such.host.invalid:6850"}, "listen=no.such.host.invalid:6850 cannot be used"),
+    "a service that there is not": ({"services": ["elastik=act"]}, "services=elastik is not known; accepted: elastic"),
     "a certificate that is none": ({"tls_cert": "{folder}/none", "tls_key": "{folder}/none"}, "tls_cert={folder}/none"),
     "a certificate of another host": (
         {"tls_cert": "{cert}", "tls_key": "{key}", "tls_ca": "{cert}", "url": "https://head.cluster:6850"},
