@@ -84,6 +84,8 @@ def compare(plain: Trained, resized: Trained, nudged: Callable[[], Trained]) -> 
     rows = [Row("grow, kill and shrink", went, f"{worlds} workers; {why}")]
     if resized.steps == plain.steps:
         rows += [_samples(plain, resized), _parameters(resized, nudged), _schedule(plain, resized)]
+    elif went:
+        rows.append(Row("number of steps", False, f"{resized.steps}; undisturbed: {plain.steps}"))
     rows.append(_replicas(resized))
     rows += [_written(plain, resized), _told(resized)] if went else []
     rows.append(_lines(plain, resized))

@@ -1,11 +1,12 @@
 """`selastic rehearse` says of a script that is right that all held, and finds what is wrong in one that is not.
 
-Twenty faults, one of each kind; `make test` tries some, `make test-rehearse` all (SELASTIC_REHEARSE_ALL=1). Where the
+Faults, one of each kind; `make test` tries some, `make test-rehearse` all (SELASTIC_REHEARSE_ALL=1). Where the
 product mends or refuses a fault by itself, a switch at the head of the script turns that off.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from local_run import NAMESPACE
+
+from slurm_elastic.trainer_shim.rehearse.findings import Row, Trained, compare
 
 EVERY = os.environ.get("SELASTIC_REHEARSE_ALL") == "1"
 HEAD = """
@@ -337,3 +340,18 @@ def test_what_is_not_accepted(tmp_path: Path) -> None:
         2,
         "selastic: --steps 3 is not accepted; accepted: 12 and more\n",
     )
+
+
+def test_another_number_of_steps_is_a_fault(tmp_path: Path) -> None:
+    """Both runs ended well, and nothing else can be compared."""
+    for name, steps in (("plain", 37), ("resized", 29)):
+        record = tmp_path / name / "record"
+        record.mkdir(parents=True)
+        (record / "killed").touch()
+        (record.parent / "out.txt").touch()
+        line = {"step": steps, "sums": {}, "values": {}, "rank": 0, "size": 1}
+        (record / "0.jsonl").write_text("".join(json.dumps({**line, "generation": g}) + "\n" for g in range(1, 5)))
+    plain, resized = (Trained(tmp_path / name, 0) for name in ("plain", "resized"))
+    failed = [row for row in compare(plain, resized, lambda: plain) if not row.held]
+    assert Row("number of steps", False, "29; undisturbed: 37") in failed
+    assert "number of steps" not in [row.name for row in compare(plain, plain, lambda: plain)]
