@@ -143,7 +143,7 @@ class Mechanism(ABC):
     def why_not(self, job: ResizableJob, site: Site, chosen: ChosenWay, settings: Settings) -> str:
         """Why it has no part in a resize."""
         if chosen.elsewhere:
-            return "one of its own nodes is being drained: the base itself has to leave it"
+            return "one of its own nodes is to become empty: the base itself has to leave it"
         return self.fits(job, site) or self.unsuited(job, chosen, settings)
 
     def unsuited(self, job: ResizableJob, chosen: ChosenWay, settings: Settings) -> str:

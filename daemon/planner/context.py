@@ -88,7 +88,10 @@ class RoundContext:
         by = inputs.settings.companion_by
         self.companions = CompanionLimits(usage, room.promised, qos, "" if by == "auto" else by)
         self.limits = Limits(inputs.settings.gpu_limits, running_jobs.values(), slurm)
-        self.draining = draining(inputs.snapshot.nodes)
+        self._soon_s = LEAVE_S + companion_wait_s(inputs.settings, inputs.site)
+        """Time enough to leave a companion for another."""
+        snapshot = inputs.snapshot
+        self.draining = draining(snapshot.nodes, inputs.site.reservations, snapshot.at, self._soon_s)
         """Names of nodes that are to become empty."""
         self.leaving: dict[int, tuple[Reason, frozenset[Unit]]] = self._drained() | self._ending()
         """What a job is to leave though nobody waits for it, and why."""
@@ -137,7 +140,7 @@ class RoundContext:
 
     def _ending(self) -> dict[int, tuple[Reason, frozenset[Unit]]]:
         jobs, at, found = self.inputs.snapshot.jobs, self.inputs.snapshot.at, {}
-        soon_s = LEAVE_S + companion_wait_s(self.inputs.settings, self.inputs.site)
+        soon_s = self._soon_s
         ends = {job.job_id for job in jobs.values() if job.ends_at is not None and job.ends_at < at + soon_s}
         for job_id, running in self.running_jobs.items() if ends else ():
             if len(running.pieces) == 1 or job_id in self.room.forced:

@@ -94,6 +94,6 @@ def _by_requeue(running: RunningJob) -> bool:
 
 
 def _leaves(context: RoundContext, running: RunningJob) -> bool:
-    """Whether one of its base's nodes is being drained, and it may be requeued elsewhere."""
+    """Whether one of its base's nodes is to become empty, and it may be requeued elsewhere."""
     drained = not context.draining.isdisjoint(running.job.base.nodes)
     return drained and running.may_grow and running.may_shrink and running.may_restart

@@ -1,17 +1,18 @@
 """Companions that a job is to leave though it could train on them: their time is over, their user needs their place, or
-a node of theirs is being drained.
+a node of theirs is to become empty.
 
 Pure. Promise: a job is told to leave a companion LEAVE_S before Slurm ends it, and sooner where idle GPUs could take
 its place, while there is still time for another to come and warm up. Of the jobs that a user may submit, companions
-give back those that they were to leave free. A companion's node that is being drained is left as soon as it is seen, as
-far as the job has an accepted size without it; the job's own nodes are not: without selasticd it would keep them, too.
+give back those that they were to leave free. A companion's node that is drained, failing or soon reserved is left as
+soon as it is seen, as far as the job has an accepted size without it; the job's own nodes are not: without selasticd it
+would keep them, too.
 Limit: whether the idle GPUs suit the job is found out when they are placed; if they do not, it leaves that much too
 early. A job that is pinned, or in the middle of a resize, leaves a companion when Slurm ends it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
 from slurm_elastic.protocol.messages import Piece
@@ -19,6 +20,7 @@ from slurm_elastic.protocol.messages import Piece
 from ..capacity.shrink_options import Unit, droppable, shrinks, units_of
 from ..capacity.slurm_limits import SHARED, Bound, LimitUsage, charged, companions_left
 from ..slurm.model import Job, Node
+from ..slurm.site import Reservation
 from .running.job import RunningJob
 from .running.sizes import sizes
 
@@ -40,9 +42,14 @@ def ending_units(running: RunningJob, jobs: Mapping[int, Job], at: float, within
     return found if found and _rests(running, found) else _NONE
 
 
-def draining(nodes: Mapping[str, Node]) -> frozenset[str]:
-    """Names of the nodes that are to become empty: drained, or about to be rebooted."""
-    return frozenset(name for name, node in nodes.items() if not _DRAINING.isdisjoint(node.flags))
+def draining(
+    nodes: Mapping[str, Node], reservations: Iterable[Reservation], at: float, within_s: float
+) -> frozenset[str]:
+    """Names of the nodes that are to become empty: drained, failing, in maintenance, about to be rebooted, or reserved
+    by somebody within so many seconds from `at`."""
+    begun = (one for one in reservations if one.start < at + within_s and one.end > at and not one.ours)
+    flagged = (name for name, node in nodes.items() if not _DRAINING.isdisjoint(node.flags))
+    return frozenset(flagged).union(*(one.nodes for one in begun))
 
 
 def draining_units(running: RunningJob, leave: frozenset[str]) -> frozenset[Unit]:
@@ -96,5 +103,7 @@ def _left_s(jobs: Mapping[int, Job], job_id: int, at: float) -> float:
     return inf if job is None else job.left_s(at)
 
 
-_DRAINING = frozenset({"DRAIN", "DRAINING"})
+_DRAINING = frozenset(
+    {"DRAIN", "DRAINING", "FAIL", "FAILING", "MAINT", "MAINTENANCE", "REBOOT", "REBOOT_REQUESTED", "REBOOT_ISSUED"}
+)
 _NONE = frozenset[Unit]()

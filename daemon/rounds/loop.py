@@ -235,7 +235,10 @@ class Rounds:
 
     def _carry_out(self, actions: Sequence[Action], act: bool, seen: Observation) -> list[Action]:
         """Those that were done. Supervisors hear of resizes that have begun, or are over."""
-        before = self.tripped
+        before, jobs, rests = self.tripped, seen.snapshot.jobs, self.facts.queued.rests
+        if act:
+            at = seen.snapshot.at
+            actions = [one for one in actions if not (isinstance(one, Resume) and rests(jobs[one.slurm_job_id], at))]
         done = self.executor.run(actions, act, seen.snapshot.jobs, seen.numbers())
         if self.tripped and not before:
             log.error("mode is advise for a while: %s", self.tripped)

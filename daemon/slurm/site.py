@@ -32,6 +32,11 @@ class Reservation:
     start: float
     end: float
 
+    @property
+    def ours(self) -> bool:
+        """Whether it keeps nodes for a job that a resize puts back."""
+        return self.name.startswith("selastic-")
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionRules:

@@ -155,6 +155,9 @@ class SnapshotCache(SlurmClient):
     def end_states(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         return self._client.end_states(job_ids)
 
+    def last_run(self, job_id: int) -> str:
+        return self._client.last_run(job_id)
+
     def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
         return self._client.excluded_nodes()
 

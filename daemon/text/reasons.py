@@ -28,7 +28,7 @@ class Reason(str, Enum):
     SHRINK_NO_GAIN = "shrink_no_gain", "the GPUs it gives up brought it no progress"
     COMPANION_ENDS = "companion_ends", "the time that Slurm gave a companion of it is nearly over"
     SHRINK_SUBMITS = "shrink_submits", "its user may submit few more jobs (MaxSubmitJobs), and a companion is one"
-    SHRINK_DRAIN = "shrink_drain", "a node of a companion is being drained"
+    SHRINK_DRAIN = "shrink_drain", "a node of a companion is to become empty (drained, failing, rebooted or reserved)"
     TAKE_BACK = "take_back", "Slurm did not take GPUs that it had left, and it trains on them again"
     BATCH = "batch", "another global batch is faster at this size"
     KEEP_BEST = "keep_best", "no other size is worth a resize"

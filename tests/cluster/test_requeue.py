@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -158,3 +159,23 @@ def test_jobs_start_at_what_the_plan_gives_them_and_ordinary_ones_are_left_alone
         selasticd.start()
         resumes = [event for event in selasticd.events(job) if event == "resume"]
         assert resumes and not {"resume", "requeue"} & {*selasticd.events(held), *selasticd.events(array)}
+
+
+def test_a_job_whose_node_failed_and_is_back_waits_slurms_two_minutes(selasticd: Selasticd) -> None:
+    """Started at once on that node, it would be ended by what Slurm sent to end its first run. It waits for the time
+    that Slurm has set, though it would fit."""
+    job = selasticd.submit("-N2", "--gres=gpu:a100:4", comment="elastic:gpus=4-8,step=4,batch=240-3840")
+    wait_until(lambda: selasticd.trains_on(job) == 8, 60, selasticd.log)
+    flapping = selasticd.jobs()[job].nodes[-1]
+    command = ["scontrol", "update", f"nodename={flapping}", "state=down", "reason=flaps"]
+    assert selasticd.sandbox.run(command).returncode == 0
+    wait_until(lambda: selasticd.jobs()[job].pending, 60, selasticd.log)
+    wait_until(lambda: selasticd.sandbox.status().nodes[flapping] == "idle", 60, selasticd.log)
+    waits = selasticd.jobs()[job]
+    # By then it would have been given its size in the rounds before: two seconds after its end.
+    wait_until(lambda: time.time() > waits.submit_time + 6, 30)
+    rounds = selasticd.client().get("/v1/health")["rounds"]
+    wait_until(lambda: selasticd.client().get("/v1/health")["rounds"] > rounds + 4, 60, selasticd.log)
+    now = selasticd.jobs()[job]
+    assert now.pending and now.eligible_time == waits.eligible_time > waits.submit_time + BEGIN_S - 2
+    assert "resume" not in selasticd.events(job)

@@ -55,6 +55,9 @@ class FakeSlurm:
         self.reachable = True
         self.vetoed: Collection[str] = ()
         """Partitions in which the site's job_submit plugin refuses to shrink a job."""
+        self.run_ended_as = "REQUEUED"
+        """How the last run of every job ended that was put back."""
+        self.slurmdbd = True
         self.limits: tuple[SlurmLimit, ...] = ()
         """Listed by `site`, and not enforced."""
         self.partition_rules: Mapping[str, PartitionRules] = {}
@@ -262,6 +265,12 @@ class FakeClient(SlurmClient):
     def end_states(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         with self._slurm.answering() as slurm:
             return {job_id: slurm.ended_as[job_id] for job_id in job_ids if job_id in slurm.ended_as}
+
+    def last_run(self, job_id: int) -> str:
+        with self._slurm.answering() as slurm:
+            if not slurm.slurmdbd:
+                raise SlurmUnreachable("No answer from sacct: Slurm accounting storage is disabled")
+            return slurm.run_ended_as
 
     def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
         with self._slurm.answering() as slurm:

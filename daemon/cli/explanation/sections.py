@@ -22,7 +22,7 @@ UNWEIGHED = {
     Reason.SHRINK_FOR_ELASTIC.value: "waiting jobs come first",
     Reason.COMPANION_ENDS.value: "what Slurm takes cannot be kept",
     Reason.SHRINK_SUBMITS.value: "the user's own jobs come first",
-    Reason.SHRINK_DRAIN.value: "whoever drains a node waits until it is empty",
+    Reason.SHRINK_DRAIN.value: "whoever drains or reserves a node waits until it is empty",
     Reason.SHRINK_CAPACITY.value: "GPUs that are not usable cannot be kept",
 }
 """Reasons that no gain is weighed for, and why none is."""

@@ -8,6 +8,7 @@ one until it has reported.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -17,14 +18,18 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import ElasticError, SlurmError
 from slurm_elastic.protocol.event_kind import EventKind
 
+from ...capacity.pending_jobs import SOON_S
 from ...capacity.roster import Roster
 from ...models.cache import observations
 from ...models.priors import Priors
 from ...optimizer.job_view import Model
 from ...optimizer.models.throughput import fit, unmeasured
 from ...planner.waiting.first_sizes import Changed
-from ...slurm.model import Size, SlurmClient
+from ...slurm.model import Job, Size, SlurmClient
 
+log = logging.getLogger(__name__)
+ORDERLY = ("PREEMPTED", "REQUEUED")
+UNKNOWN = "UNKNOWN"
 ANEW_S = 300.0
 """How long the model of a name is kept."""
 
@@ -36,10 +41,14 @@ class QueuedJobs:
         self._client, self._store, self._priors = client, store, priors
         self._changed: dict[int, Changed | None] = {}
         """None: its size was never changed."""
+        self._ends: dict[tuple[int, int], str] = {}
+        """How runs of jobs ended, by job id and restarts."""
         self._models: dict[tuple[str, str], tuple[float, Model]] = {}
 
     def changed(self, roster: Roster) -> dict[int, Changed]:
         """Waiting jobs that have never run and whose sizes were changed, by job id."""
+        put_back = {job.job_id for job in roster.elastic.values() if job.base.pending}
+        self._ends = {run: end for run, end in self._ends.items() if run[0] in put_back}
         waiting = [job.job_id for job in roster.elastic.values() if job.base.pending and not job.base.restarts]
         known = self._changed
         new = [job_id for job_id in waiting if job_id not in known]
@@ -52,6 +61,21 @@ class QueuedJobs:
         """Slurm was, or may have been, asked for other sizes of these jobs."""
         for job_id in job_ids:
             self._changed.pop(job_id, None)
+
+    def rests(self, job: Job, at: float) -> bool:
+        """Whether a job that was put back keeps the time that Slurm makes it wait. A node on which it ran may have
+        failed and come back: what Slurm still sends there to end the first run would end the second. Only after an
+        orderly end, which slurmdbd knows, may it start at once."""
+        if not job.restarts or job.eligible_time <= at + SOON_S:
+            return False
+        run = job.job_id, job.restarts
+        if not self._ends.get(run):
+            try:
+                self._ends[run] = self._client.last_run(job.job_id)
+            except SlurmError as error:
+                self._ends[run] = UNKNOWN
+                log.info("job %d waits Slurm's time: %s", job.job_id, error, extra={"JOB": job.job_id})
+        return self._ends[run] not in ORDERLY
 
     def scripts(self, sizes: Mapping[int, Size]) -> dict[int, Size]:
         """What these jobs' scripts ask for, to be given back to them: as it is, or as it was before it was changed. Of

@@ -57,7 +57,7 @@ def test_why_it_was_passed_over() -> None:
     assert why(ChosenWay(16, requeue, 20.0)) == "it only gives up nodes"
     assert why(ChosenWay(6, requeue, 20.0)) == "whole nodes given up do not come to 6 GPUs"
     assert why(ChosenWay(4, (), 0.5)) == "others give up enough"
-    assert why(ChosenWay(12, requeue, 20.0, elsewhere=True)).startswith("one of its own nodes is being drained")
+    assert why(ChosenWay(12, requeue, 20.0, elsewhere=True)).startswith("one of its own nodes is to become empty")
 
 
 @pytest.mark.parametrize(("due", "kept"), [

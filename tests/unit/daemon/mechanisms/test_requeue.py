@@ -383,6 +383,35 @@ def test_a_preempted_job_comes_back_on_what_is_left(tmp_path: Path) -> None:
     assert job.gpus == 16 and world.snapshot().jobs[job.job_id].restarts == 1
 
 
+@pytest.mark.parametrize("ended_as", ["NODE_FAIL", "BOOT_FAIL", "", None])
+@pytest.mark.parametrize("by_us", [True, False])
+def test_after_a_node_failure_slurms_two_minutes_are_kept(tmp_path: Path, ended_as: str | None, by_us: bool) -> None:
+    """What ends the first run on a node that is back may reach the second. So it is where slurmdbd does not know how
+    the run ended, or is away (None), and where a resize of ours has put the job back. Then it starts at what fits."""
+    world = World(tmp_path, nodes=4, failed_backoff_s=20.0)
+    request = "elastic:gpus=4-16,step=4,batch=240-3840" + (",via=requeue" if by_us else "")
+    job = world.elastic(nodes=4, comment=request)
+    world.round()
+    world.round()
+    if ended_as is None:
+        world.slurm.slurmdbd = False
+    world.slurm.run_ended_as = ended_as or ""
+    if by_us:
+        world.store.pin(job.job_id, 8)
+        while world.snapshot().jobs[job.job_id].running:
+            world.round()
+    else:
+        world.slurm.client().requeue(job.job_id)
+    eligible = world.snapshot().jobs[job.job_id].eligible_time
+    world.slurm.submit(Component(2, 4), user="nobody")
+    while world.slurm.now < eligible - 20:
+        world.round(12.0)
+        assert world.snapshot().jobs[job.job_id].eligible_time == eligible
+    for _ in range(6):
+        world.round(6.0)
+    assert world.snapshot().jobs[job.job_id].running and job.gpus == 8
+
+
 @pytest.mark.parametrize("by_us", [True, False])
 def test_a_shrink_that_met_a_preemption_binds_the_job_to_no_node(tmp_path: Path, by_us: bool) -> None:
     """Put back just before our shrink, the job must get the nodes that it was to keep, which another has now: that is

@@ -13,6 +13,8 @@ from plan_cases import NOW, SETTINGS, World, closed, order, row
 
 from slurm_elastic.daemon.planner.leaving_companions import LEAVE_S
 from slurm_elastic.daemon.slurm.accounting import SlurmLimit
+from slurm_elastic.daemon.slurm.parse import state_flags
+from slurm_elastic.daemon.slurm.site import Reservation, Site
 from slurm_elastic.daemon.text.reasons import Reason
 
 WAIT_S = SETTINGS.companion_wait_s
@@ -163,3 +165,44 @@ def test_of_a_wide_companion_only_the_drained_node_is_left() -> None:
     world.cluster.drain("n3")
     resize = order(world.plan(), 1)
     assert resize.gpus == 8 and [piece.nodes for piece in resize.keep] == [("n1",), ("n2",)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "leaves"),
+    [
+        ("mixed+drain", True),
+        ("fail", True),
+        ("mixed+fail", True),
+        ("failing", True),
+        ("mixed+maintenance", True),
+        ("maint", True),
+        ("mixed+reboot_requested", True),
+        ("mixed+reboot_issued", True),
+        ("mixed+planned", False),
+        ("completing", False),
+    ],
+)
+def test_what_state_a_node_is_left_in(flags: str, leaves: bool) -> None:
+    """As sinfo writes it."""
+    world = grown(None, 0)
+    world.cluster.nodes["n2"] = replace(world.cluster.nodes["n2"], flags=state_flags(flags))
+    assert [resize.reason for resize in world.plan().resizes] == [Reason.SHRINK_DRAIN.value] * leaves
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "name", "leaves"),
+    [
+        (-600, 600, "repair", True),
+        (LEAVE_S + WAIT_S - 1, 9e9, "repair", True),
+        (LEAVE_S + WAIT_S + 1, 9e9, "repair", False),  # there is time
+        (-600, -1, "repair", False),  # it is over
+        (-1, 600, "selastic-7", False),  # keeps nodes for a job that a resize puts back
+    ],
+)
+def test_a_node_is_left_before_a_reservation_of_it_begins(start: float, end: float, name: str, leaves: bool) -> None:
+    """In time for another companion, which comes in the same resize; nothing grows there again."""
+    world = grown(None, 1)
+    kept = Reservation(name, ("n2",), world.cluster.at + start, world.cluster.at + end)
+    plan = world.plan(site=Site(reservations=(kept,)))
+    added = [[shape.node_list for shape in resize.add] for resize in plan.resizes]
+    assert added == [[("n4",)]] * leaves
