@@ -91,22 +91,40 @@ def _check_sparse(model: Strategy) -> None:
 
 def _check_schedules(state: State) -> None:
     """One that is not kept begins anew where a worker starts again, which nobody but a joiner's ranks would notice."""
+    if _lost_schedule(state):
+        gc.collect()  # one that the script has replaced may be there still
+    if name := _lost_schedule(state):
+        raise TrainingError(
+            f"the schedule {name} of an optimizer that survives does not: it begins anew on a worker that joins or "
+            "starts again; accepted: job.wrap(model, optimizer, schedule), job.keep(schedule=schedule), or "
+            "accelerator.prepare() of all three"
+        )
+
+
+def _lost_schedule(state: State) -> str:
+    """The kind of a schedule that is not kept, of an optimizer that is; "" if there is none."""
     parts = list(state.parts.values())
     kept: set[int] = set()
     layer: list[Any] = [part for part in parts if not isinstance(part, Variables)]  # they hold all globals
-    for _ in range(3):  # what a kept object holds, such as the schedules of a SequentialLR
+    for _ in range(3):  # what a kept object holds
         kept |= set(map(id, layer))
-        held = [value for part in layer for value in getattr(part, "__dict__", {}).values()]
+        held = [value for part in layer for value in _attributes(part)]
         layer = [entry for value in held for entry in _entries(value)]
-    for found in gc.get_objects():
-        if issubclass(type(found), torch.optim.lr_scheduler.LRScheduler) and id(found) not in kept:
-            optimizer = getattr(found, "optimizer", None)
-            if id(getattr(optimizer, "optimizer", optimizer)) in map(id, parts):
-                raise TrainingError(
-                    f"the schedule {type(found).__name__} of an optimizer that survives does not: it begins anew on a "
-                    "worker that joins or starts again; accepted: job.wrap(model, optimizer, schedule), "
-                    "job.keep(schedule=schedule), or accelerator.prepare() of all three"
-                )
+    schedules = [found for found in gc.get_objects() if issubclass(type(found), torch.optim.lr_scheduler.LRScheduler)]
+    whole = [schedule for schedule in schedules if id(schedule) in kept]
+    for schedule in whole:  # a SequentialLR's, of which one may be another's
+        whole += getattr(schedule, "_schedulers", [])
+    kept |= set(map(id, whole))
+    for schedule in schedules:
+        optimizer = getattr(schedule, "optimizer", None)
+        if id(schedule) not in kept and id(getattr(optimizer, "optimizer", optimizer)) in map(id, parts):
+            return type(schedule).__name__
+    return ""
+
+
+def _attributes(part: Any) -> list[Any]:
+    slots = [name for kind in type(part).__mro__ for name in kind.__dict__.get("__slots__", ())]
+    return [*getattr(part, "__dict__", {}).values(), *(getattr(part, name, None) for name in slots)]
 
 
 def _entries(value: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 import torch
 from local_jobs import DATA, loss_of, refused
 from torch import nn
-from torch.optim.lr_scheduler import ChainedScheduler, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import ChainedScheduler, ReduceLROnPlateau, SequentialLR, StepLR
 
 import slurm_elastic.trainer_shim as elastic
 from slurm_elastic.trainer_shim.checkpoint import contents
@@ -211,6 +212,33 @@ class Trainer:
         self.schedules["one"].load_state_dict(state)
 
 
+class Slots:
+    """Of a script's own, without a dict."""
+
+    __slots__ = ("schedule",)
+
+    def __init__(self, schedule: Any) -> None:
+        self.schedule = schedule
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.schedule.state_dict()  # type: ignore[no-any-return]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.schedule.load_state_dict(state)
+
+
+def nested(optimizer: Any) -> Any:
+    innermost = SequentialLR(optimizer, [StepLR(optimizer, 1), StepLR(optimizer, 2)], [2])
+    return SequentialLR(optimizer, [StepLR(optimizer, 1), ChainedScheduler([innermost])], [2])
+
+
+def replaced(optimizer: Any) -> Any:
+    """Its first one is there until cycles are looked for."""
+    schedule = StepLR(optimizer, 1)
+    schedule.itself = schedule  # type: ignore[attr-defined]
+    return StepLR(optimizer, 2)
+
+
 def behind_accelerates(optimizer: Any) -> Any:
     schedule = StepLR(optimizer, 1)
     schedule.optimizer = SimpleNamespace(optimizer=optimizer)
@@ -227,16 +255,23 @@ def behind_accelerates(optimizer: Any) -> Any:
         (lambda optimizer: StepLR(optimizer, 1), lambda schedule: {"schedule": schedule}, True),
         (lambda optimizer: ChainedScheduler([StepLR(optimizer, 1)]), lambda schedule: {"schedule": schedule}, True),
         (lambda optimizer: StepLR(optimizer, 1), lambda schedule: {"trainer": Trainer(schedule)}, True),
+        (lambda optimizer: StepLR(optimizer, 1), lambda schedule: {"slots": Slots(schedule)}, True),
+        (nested, lambda schedule: {"schedule": schedule}, True),
+        (nested, lambda schedule: {"trainer": Trainer(schedule)}, True),
+        (replaced, lambda schedule: {"schedule": schedule}, True),
     ],
 )
 def test_a_schedule_that_does_not_survive_is_refused(
-    made: list[elastic.Job], own: bool, make: Any, keep: Any, held: bool
+    request: pytest.FixtureRequest, made: list[elastic.Job], own: bool, make: Any, keep: Any, held: bool
 ) -> None:
     """It would begin anew with each restart: another training, of which no rank sees anything."""
     job = elastic.join(batch=8)
     made.append(job)
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if make is replaced:
+        gc.disable()
+        request.addfinalizer(gc.enable)
     schedule = make(optimizer)
     net = job.replicate(model) if own else job.wrap(model, optimizer)
     job.keep(**keep(schedule), **({"optimizer": optimizer} if own else {}))
