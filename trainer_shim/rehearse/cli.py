@@ -74,7 +74,9 @@ def rehearsed(folder: Path, words: list[str], steps: int) -> list[Row]:
     if plain.code != 0:
         return [Row("the run on one worker", False, plain.why())]
     if plain.steps < FEWEST:
-        few = f"it has {plain.steps} steps; accepted: {FEWEST} and more, or another data set"
+        few = f"it ended after {plain.steps} steps; accepted: {FEWEST} and more (further epochs, more data)"
+        if not plain.steps:
+            few = "it made no optimizer step of elastic.join()'s; accepted: a script that calls it and trains"
         return [Row("the run", False, few)]
     rows = compare(plain, resized, lambda: begin("nudged", "nudged", beside="undisturbed").ended(plain))
     if plain.random and all(row.held for row in rows):

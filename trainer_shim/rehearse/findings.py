@@ -67,12 +67,19 @@ class Trained:
         return dict(sorted((line["generation"], line["size"]) for line in self.states))
 
     def why(self) -> str:
-        """What its output says of its end: the first line of the product's, or the last of all."""
+        """What its output says of its end: the last error, with the script's line, or the last line of all."""
         lines = [line.strip() for line in self.out.splitlines() if line.strip()]
         apart = [line for line in lines if "holds another" in line]
         errors = [line for line in lines if re.match(r"(selastic: |\S+\| )?[\w.]*(Error|Exception)\b", line)]
         said = [line for line in lines if line.startswith("selastic: ") and "starting again" in line]
-        return (apart or errors or said or lines or ["it wrote nothing"])[-1].removeprefix("selastic: ")[:300]
+        if not apart + errors + said:  # argparse, say, writes its reason and exits
+            own = [line for line in lines if not line.startswith("selastic: ")]
+            last = dict.fromkeys(line.removeprefix("selastic: ") for line in own[-1:] + lines[-1:])
+            return "; ".join(last)[:300] or "it wrote nothing"
+        why = (apart or errors or said)[-1]
+        frames = re.findall(r'^ *File "([^/<"][^"]*)", line (\d+)', self.out.partition(why)[0], re.MULTILINE)
+        where = f" ({frames[-1][0]}:{frames[-1][1]})" if frames and not apart else ""
+        return why.removeprefix("selastic: ")[:300] + where
 
 
 def compare(plain: Trained, resized: Trained, nudged: Callable[[], Trained]) -> list[Row]:

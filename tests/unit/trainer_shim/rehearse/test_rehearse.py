@@ -355,3 +355,42 @@ def test_another_number_of_steps_is_a_fault(tmp_path: Path) -> None:
     failed = [row for row in compare(plain, resized, lambda: plain) if not row.held]
     assert Row("number of steps", False, "29; undisturbed: 37") in failed
     assert "number of steps" not in [row.name for row in compare(plain, plain, lambda: plain)]
+
+
+RAISED = """Traceback (most recent call last):
+  File "train.py", line 12, in <module>
+  File "/site/torch/nn.py", line 700, in forward
+TypeError: no
+selastic: worker 0.a.0 exited with code 1
+"""
+USAGE = """usage: train.py [-h] --lr LR
+train.py: error: the following arguments are required: --lr
+selastic:   0.a.0| train.py: error: the following arguments are required: --lr
+selastic: worker 0.a.0 exited with code 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("out", "why"),
+    [
+        (RAISED, "TypeError: no (train.py:12)"),
+        (
+            '  File "train.py", line 2\n    def f(:\nSyntaxError: invalid syntax\n',
+            "SyntaxError: invalid syntax (train.py:2)",
+        ),
+        (USAGE, "train.py: error: the following arguments are required: --lr; worker 0.a.0 exited with code 2"),
+        ("killed\n", "killed"),
+        ("", "it wrote nothing"),
+    ],
+)
+def test_why_a_run_ended(tmp_path: Path, out: str, why: str) -> None:
+    """The error with the line of the script, or what the script wrote before it exited."""
+    (tmp_path / "record").mkdir()
+    (tmp_path / "out.txt").write_text(out)
+    assert Trained(tmp_path, 1).why() == why
+
+
+def test_a_script_that_is_not_elastic(tmp_path: Path) -> None:
+    """It is told what it lacks, not that its data set is small."""
+    code, text = rehearsed(tmp_path, "print('trained')")
+    assert code == 1 and "it made no optimizer step of elastic.join()'s" in text, text
