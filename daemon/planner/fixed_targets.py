@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from slurm_elastic.protocol.resize_state import ResizeState
 
+from ..capacity.requeue_placement import reservation_of
 from ..capacity.shrink_options import shrinks
 from ..mechanisms import registry
 from ..mechanisms.base import WantedSize
@@ -95,5 +96,6 @@ def _by_requeue(running: RunningJob) -> bool:
 
 def _leaves(context: RoundContext, running: RunningJob) -> bool:
     """Whether one of its base's nodes is to become empty, and it may be requeued elsewhere."""
-    drained = not context.draining.isdisjoint(running.job.base.nodes)
+    base = running.job.base
+    drained = not context.draining.isdisjoint(base.nodes) and base.reservation in ("", reservation_of(base.job_id))
     return drained and running.may_grow and running.may_shrink and running.may_restart

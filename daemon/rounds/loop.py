@@ -235,10 +235,8 @@ class Rounds:
 
     def _carry_out(self, actions: Sequence[Action], act: bool, seen: Observation) -> list[Action]:
         """Those that were done. Supervisors hear of resizes that have begun, or are over."""
-        before, jobs, rests = self.tripped, seen.snapshot.jobs, self.facts.queued.rests
-        if act:
-            at = seen.snapshot.at
-            actions = [one for one in actions if not (isinstance(one, Resume) and rests(jobs[one.slurm_job_id], at))]
+        before = self.tripped
+        actions = self._without_resting(actions, seen.snapshot) if act else actions
         done = self.executor.run(actions, act, seen.snapshot.jobs, seen.numbers())
         if self.tripped and not before:
             log.error("mode is advise for a while: %s", self.tripped)
@@ -248,6 +246,16 @@ class Rounds:
             if isinstance(action, (Begin, Close)):
                 self.waiters.notify(action.job_id)
         return done
+
+    def _without_resting(self, actions: Sequence[Action], snapshot: Snapshot) -> Sequence[Action]:
+        """Without the starts of jobs that keep the time which Slurm makes them wait."""
+        starts = {one.slurm_job_id: one for one in actions if isinstance(one, Resume)}
+        if not starts:
+            return actions
+        jobs = (snapshot.jobs[job_id] for job_id in starts)
+        ours = {job_id for job_id, one in starts.items() if one.resize}
+        rests = self.facts.queued.resting(jobs, ours, snapshot.at)
+        return [one for one in actions if not (isinstance(one, Resume) and one.slurm_job_id in rests)]
 
     def _score(self, seen: Observation, decisions: Sequence[DecisionRow], proposal: Proposal) -> None:
         """Hold what earlier resizes were expected to bring against what was measured since."""

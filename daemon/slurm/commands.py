@@ -25,7 +25,7 @@ from . import accounting, arguments, fair_share, parse, pending_resize, site
 from .accounting import QosUser
 from .fair_share import ShareTree
 from .held_gpus import with_nodes
-from .model import ACTIVE, Size, SlurmClient, Snapshot
+from .model import Size, SlurmClient, Snapshot
 from .nodelist import expand, fold
 from .site import PartitionRules, Site
 
@@ -164,13 +164,12 @@ class CommandClient(SlurmClient):
         return parse.end_states(done.stdout)
 
     @_in_one_time
-    def last_run(self, job_id: int) -> str:
+    def last_runs(self, job_ids: Sequence[int]) -> dict[int, str]:
         self._of_thread.until = min(self._of_thread.until, time.monotonic() + ASKED_OF_SLURMDBD_S)
-        # Not what an earlier Slurm's job of that number did.
-        words = ["-n", "-X", "-P", "-D", "-S", "now-10minutes", "-j", str(arguments.job_number(job_id)), "-o", "State"]
-        states = [line.split()[0] for line in self._printed("sacct", *words).splitlines() if line.strip()]
-        ended = [state for state in states if state != "PENDING"][-1:]
-        return "".join(state for state in ended if state not in ACTIVE)
+        numbers = ",".join(str(arguments.job_number(job_id)) for job_id in job_ids)
+        # Not what an earlier Slurm's jobs of these numbers did.
+        words = ["-n", "-X", "-P", "-D", "-S", "now-10minutes", "-j", numbers, "-o", "JobIDRaw,Submit,State"]
+        return parse.last_runs(self._printed("sacct", *words))
 
     def _shown(self, *words: str) -> str:
         return self._printed("scontrol", *words)

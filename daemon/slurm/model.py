@@ -288,9 +288,9 @@ class SlurmClient(Protocol):
     def end_states(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         """How jobs have ended, for those that Slurm still remembers (MinJobAge): COMPLETED, FAILED, TIMEOUT, …."""
 
-    def last_run(self, job_id: int) -> str:
-        """How the last run of a job that was just put back ended: PREEMPTED, REQUEUED, NODE_FAIL, …; "" where it is not
-        known (yet). Asked of slurmdbd; SlurmUnreachable without it."""
+    def last_runs(self, job_ids: Sequence[int]) -> Mapping[int, str]:
+        """How the last runs of jobs that were just put back ended: PREEMPTED, REQUEUED, NODE_FAIL, …; without those of
+        which it is not known (yet). Asked of slurmdbd; SlurmUnreachable without it."""
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         """Let a running job keep exactly these of its nodes; processes on the others are killed at once.

@@ -130,6 +130,20 @@ def end_states(output: str) -> dict[int, str]:
     return found
 
 
+def last_runs(output: str) -> dict[int, str]:
+    """Of `sacct -D -o JobIDRaw,Submit,State`, times in Unix seconds: how the last runs of jobs ended that have had one.
+    The rows may come in any order; a job that waits has one for that, and one that runs again has no end."""
+    last: dict[int, tuple[int, str]] = {}
+    for line in output.splitlines():
+        number, _, rest = line.partition("|")
+        submitted, _, state = rest.partition("|")
+        if not (number.isdigit() and submitted.isdigit() and state):
+            raise SlurmUnparsable(f"sacct printed a job in no known form: {line[:80]!r}.")
+        if state != "PENDING":
+            last[int(number)] = max(last.get(int(number), (0, "")), (int(submitted), state.split()[0]))
+    return {job_id: state for job_id, (_, state) in last.items() if state not in ACTIVE}
+
+
 def nodes(rows: list[dict[str, str]]) -> dict[str, Node]:
     """Nodes by name; a node that is in several partitions comes in several rows."""
     found: dict[str, Node] = {}

@@ -155,8 +155,8 @@ class SnapshotCache(SlurmClient):
     def end_states(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         return self._client.end_states(job_ids)
 
-    def last_run(self, job_id: int) -> str:
-        return self._client.last_run(job_id)
+    def last_runs(self, job_ids: Sequence[int]) -> Mapping[int, str]:
+        return self._client.last_runs(job_ids)
 
     def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
         return self._client.excluded_nodes()

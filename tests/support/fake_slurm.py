@@ -58,6 +58,8 @@ class FakeSlurm:
         self.run_ended_as = "REQUEUED"
         """How the last run of every job ended that was put back."""
         self.slurmdbd = True
+        self.asked_slurmdbd: list[tuple[int, ...]] = []
+        """Jobs whose last runs were asked for, call by call."""
         self.limits: tuple[SlurmLimit, ...] = ()
         """Listed by `site`, and not enforced."""
         self.partition_rules: Mapping[str, PartitionRules] = {}
@@ -266,11 +268,12 @@ class FakeClient(SlurmClient):
         with self._slurm.answering() as slurm:
             return {job_id: slurm.ended_as[job_id] for job_id in job_ids if job_id in slurm.ended_as}
 
-    def last_run(self, job_id: int) -> str:
+    def last_runs(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         with self._slurm.answering() as slurm:
             if not slurm.slurmdbd:
                 raise SlurmUnreachable("No answer from sacct: Slurm accounting storage is disabled")
-            return slurm.run_ended_as
+            slurm.asked_slurmdbd.append(tuple(job_ids))
+            return dict.fromkeys(job_ids, slurm.run_ended_as) if slurm.run_ended_as else {}
 
     def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
         with self._slurm.answering() as slurm:

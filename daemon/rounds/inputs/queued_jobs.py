@@ -9,7 +9,7 @@ one until it has reported.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -29,7 +29,9 @@ from ...slurm.model import Job, Size, SlurmClient
 
 log = logging.getLogger(__name__)
 ORDERLY = ("PREEMPTED", "REQUEUED")
+"""States of runs after whose end nothing is sent to their nodes any more."""
 UNKNOWN = "UNKNOWN"
+"""Slurmdbd did not answer; it is not asked again."""
 ANEW_S = 300.0
 """How long the model of a name is kept."""
 
@@ -62,20 +64,24 @@ class QueuedJobs:
         for job_id in job_ids:
             self._changed.pop(job_id, None)
 
-    def rests(self, job: Job, at: float) -> bool:
-        """Whether a job that was put back keeps the time that Slurm makes it wait. A node on which it ran may have
-        failed and come back: what Slurm still sends there to end the first run would end the second. Only after an
-        orderly end, which slurmdbd knows, may it start at once."""
-        if not job.restarts or job.eligible_time <= at + SOON_S:
-            return False
-        run = job.job_id, job.restarts
-        if not self._ends.get(run):
+    def resting(self, jobs: Iterable[Job], ours: Collection[int], at: float) -> set[int]:
+        """Those of jobs put back that keep the time which Slurm makes them wait, by job id. A node on which one ran may
+        have failed and come back: what Slurm still sends there to end the first run would end the second. Only after an
+        orderly end, which slurmdbd knows, may it start at once. `ours`: put back by resizes, which start without that
+        word where slurmdbd does not answer."""
+        runs = {
+            job.job_id: (job.job_id, job.restarts) for job in jobs if job.restarts and job.eligible_time > at + SOON_S
+        }
+        unknown = [job_id for job_id, run in runs.items() if run not in self._ends]
+        if unknown:
             try:
-                self._ends[run] = self._client.last_run(job.job_id)
+                ends = self._client.last_runs(unknown)
             except SlurmError as error:
-                self._ends[run] = UNKNOWN
-                log.info("job %d waits Slurm's time: %s", job.job_id, error, extra={"JOB": job.job_id})
-        return self._ends[run] not in ORDERLY
+                log.info("jobs %s were put back, and nobody says why: %s", ",".join(map(str, unknown)), error)
+                ends = dict.fromkeys(unknown, UNKNOWN)
+            self._ends |= {runs[job_id]: end for job_id, end in ends.items() if job_id in runs}
+        ends = {job_id: self._ends.get(run, "") for job_id, run in runs.items()}
+        return {i for i, end in ends.items() if end not in ORDERLY and not (end == UNKNOWN and i in ours)}
 
     def scripts(self, sizes: Mapping[int, Size]) -> dict[int, Size]:
         """What these jobs' scripts ask for, to be given back to them: as it is, or as it was before it was changed. Of

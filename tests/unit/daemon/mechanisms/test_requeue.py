@@ -383,11 +383,13 @@ def test_a_preempted_job_comes_back_on_what_is_left(tmp_path: Path) -> None:
     assert job.gpus == 16 and world.snapshot().jobs[job.job_id].restarts == 1
 
 
-@pytest.mark.parametrize("ended_as", ["NODE_FAIL", "BOOT_FAIL", "", None])
-@pytest.mark.parametrize("by_us", [True, False])
+@pytest.mark.parametrize(
+    ("ended_as", "by_us"),
+    [("NODE_FAIL", True), ("NODE_FAIL", False), ("BOOT_FAIL", False), ("", True), ("", False), (None, False)],
+)
 def test_after_a_node_failure_slurms_two_minutes_are_kept(tmp_path: Path, ended_as: str | None, by_us: bool) -> None:
     """What ends the first run on a node that is back may reach the second. So it is where slurmdbd does not know how
-    the run ended, or is away (None), and where a resize of ours has put the job back. Then it starts at what fits."""
+    the run ended, or is away (None), and where a resize of ours was to put it back. Then it starts at what fits."""
     world = World(tmp_path, nodes=4, failed_backoff_s=20.0)
     request = "elastic:gpus=4-16,step=4,batch=240-3840" + (",via=requeue" if by_us else "")
     job = world.elastic(nodes=4, comment=request)
@@ -410,6 +412,36 @@ def test_after_a_node_failure_slurms_two_minutes_are_kept(tmp_path: Path, ended_
     for _ in range(6):
         world.round(6.0)
     assert world.snapshot().jobs[job.job_id].running and job.gpus == 8
+
+
+@pytest.mark.parametrize("slurmdbd", [True, False])
+def test_a_resize_by_requeue_starts_at_once(tmp_path: Path, slurmdbd: bool) -> None:
+    """Also where there is no slurmdbd: selasticd has ended the run itself."""
+    world = World(tmp_path, nodes=4)
+    job = world.elastic(nodes=4, comment="elastic:gpus=4-16,step=4,batch=240-3840,via=requeue")
+    world.round()
+    world.round()
+    world.slurm.slurmdbd = slurmdbd
+    world.store.pin(job.job_id, 8)
+    while world.snapshot().jobs[job.job_id].running:
+        world.round()
+    ended = world.slurm.now
+    while not world.snapshot().jobs[job.job_id].running:
+        world.round()
+    assert world.slurm.now < ended + 60 and world.snapshot().jobs[job.job_id].gpus == 8
+
+
+def test_slurmdbd_is_asked_once_of_all_jobs_that_were_put_back(tmp_path: Path) -> None:
+    world = World(tmp_path, nodes=4)
+    jobs = [world.elastic(nodes=1, comment="elastic:gpus=4-4,batch=240-3840").job_id for _ in range(3)]
+    world.round()
+    world.round()
+    world.slurm.run_ended_as = "NODE_FAIL"
+    for job_id in jobs:
+        world.slurm.client().requeue(job_id)
+    for _ in range(4):
+        world.round()
+    assert world.slurm.asked_slurmdbd == [tuple(jobs)]
 
 
 @pytest.mark.parametrize("by_us", [True, False])

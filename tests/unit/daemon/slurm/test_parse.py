@@ -279,3 +279,15 @@ def test_durations(days: int, hours: int, minutes: int, seconds: int) -> None:
 def test_no_time_limit(text: str) -> None:
     """Without a limit there is no number."""
     assert parse.duration_s(text) is None
+
+
+def test_how_last_runs_ended() -> None:
+    """By the time of their submission, not by the order of rows; one that runs again has not ended."""
+    rows = (
+        *("7|1200|PENDING", "7|1100|PREEMPTED", "7|1000|NODE_FAIL"),
+        *("8|1000|REQUEUED", "8|1100|NODE_FAIL", "8|1200|PENDING"),
+        *("9|1000|REQUEUED", "9|1100|RUNNING", "10|1000|PENDING", "11|1000|CANCELLED by 1001"),
+    )
+    assert parse.last_runs("\n".join(rows)) == {7: "PREEMPTED", 8: "NODE_FAIL", 11: "CANCELLED"}
+    with pytest.raises(SlurmUnparsable, match="sacct printed a job in no known form"):
+        parse.last_runs("7|Unknown|X")
