@@ -197,9 +197,10 @@ class Settings:
     accounts: tuple[str, ...] = texts(*_NAMES)
     """Accounts whose jobs may be elastic. Empty: all."""
 
-    supervisor_requests: bool = setting(True, "true or false", flag)
+    supervisor_requests: bool = setting(False, "true or false", flag)
     """Whether an elastic request counts that is not in the job's comment but comes from inside the job, as by `selastic
-    run --elastic`. Slurm never sees such a one: a site with rules in job_submit.lua says false."""
+    run --elastic`. Slurm never sees such a one, nor do a site's rules in job_submit.lua. A user's own daemon
+    (`selasticd --user`) takes them unless told otherwise."""
 
     round_interval_s: float = number(10.0, 0.2, 3600)
     """Longest time between two rounds. Each costs Slurm one squeue and one sinfo for the whole cluster."""

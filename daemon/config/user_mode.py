@@ -29,7 +29,8 @@ def defaults() -> dict[str, Any]:
     from slurm_elastic.db.engine import file_system, is_network
 
     home = Path(os.path.expanduser("~")) / ".slurm-elastic"  # noqa: PTH111 - no error without a home
-    found = {"listen": f"{AUTO}:0", "state_dir": str(home), "mode": "act", "max_weight": 1000.0, "fairness": "job"}
+    found: dict[str, Any] = {"listen": f"{AUTO}:0", "state_dir": str(home), "mode": "act", "fairness": "job"}
+    found |= {"max_weight": 1000.0, "supervisor_requests": True}
     if is_network(file_system(home)):
         found["database_url"] = f"sqlite:///{local_folder() / 'selastic.db'}"
     return found

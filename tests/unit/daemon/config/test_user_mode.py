@@ -89,6 +89,7 @@ def test_a_database_stays_off_a_network_file_system(
     found = load(user_mode=True)
     folder = tmp_path / "local" / f"slurm-elastic-{os.geteuid()}"
     assert found.state_dir == str(shared_home / ".slurm-elastic")
+    assert found.supervisor_requests
     assert found.database_url == f"sqlite:///{folder}/selastic.db"
     check(found)
     assert "database: sqlite, will be created" in capsys.readouterr().out and not folder.exists()

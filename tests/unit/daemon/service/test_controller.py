@@ -13,6 +13,7 @@ from fake_slurm import Component
 
 from slurm_elastic.daemon.api.metrics import Metrics
 from slurm_elastic.daemon.cli.explanation.sections import checkpoints, next_steps
+from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.reports.explain import explain
 from slurm_elastic.daemon.reports.record import columns
@@ -54,8 +55,9 @@ def test_a_job_without_a_request_is_told_how_to_ask(world: World) -> None:
     assert world.store.job(job) is None
 
 
-def test_a_request_of_the_supervisor_makes_the_job_elastic_for_good(world: World) -> None:
+def test_a_request_of_the_supervisor_makes_the_job_elastic_for_good(tmp_path: Path) -> None:
     """Also after the daemon was started again, when nothing but the store remembers it."""
+    world = World(tmp_path, supervisor_requests=True)
     job = world.slurm.submit(Component(1, 4), user="games")
     grant = register(world, job, registration(Piece(job, "base", ("n1",), 4), request=REQUEST))
     assert grant.managed
@@ -63,17 +65,18 @@ def test_a_request_of_the_supervisor_makes_the_job_elastic_for_good(world: World
     world.rounds.run()
     row = world.store.job(job)
     assert row is not None and row.managed
+    world.store.close()
 
 
 def test_a_request_that_the_sites_rules_have_not_seen_counts_where_the_site_has_it_so(tmp_path: Path) -> None:
     """Not in place of the comment's either, nor after a restart with the setting changed."""
-    world = World(tmp_path)
+    world = World(tmp_path, supervisor_requests=True)
     seen = world.slurm.submit(Component(1, 4), user="games", comment="elastic:gpus=4-8,batch=256")
     unseen = world.slurm.submit(Component(1, 4), user="games")
     before = world.slurm.submit(Component(1, 4), user="games")
     assert register(world, before, registration(Piece(before, "base", ("n3",), 4), request=REQUEST)).managed
     world.rounds.run()
-    world.settings = replace(world.settings, supervisor_requests=False)
+    world.settings = replace(world.settings, supervisor_requests=Settings().supervisor_requests)
     world.boot()
     world.rounds.run()
     assert list(world.registry.sort(world.snapshot()).elastic) == [seen]
@@ -87,7 +90,7 @@ def test_a_request_that_the_sites_rules_have_not_seen_counts_where_the_site_has_
 @pytest.mark.parametrize("open_to", [{"partitions": ("other",)}, {"accounts": ("other",)}])
 def test_a_supervisors_request_is_held_to_the_settings(tmp_path: Path, open_to: dict[str, tuple[str, ...]]) -> None:
     """As one in the comment is."""
-    world = World(tmp_path, **open_to)
+    world = World(tmp_path, supervisor_requests=True, **open_to)
     job = world.slurm.submit(Component(1, 4), user="games")
     grant = register(world, job, registration(Piece(job, "base", ("n1",), 4), request=REQUEST))
     assert not grant.managed and "is not open to elastic jobs" in grant.reason
