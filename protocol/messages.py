@@ -246,6 +246,8 @@ class Pin:
 
 
 WORKS, REFUSED, NOT_TRIED = "works", "refused", "not tried"
+MOST_SAID = 2000
+"""Letters of what is said of one thing that was tried."""
 
 
 @dataclass(frozen=True, slots=True)

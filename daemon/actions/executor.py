@@ -72,9 +72,10 @@ class Executor:
         trip_after: int = 5,
         trip_s: float = 600.0,
         ticks: Callable[[], float] = time.monotonic,
+        notify: Callable[[int], object] = lambda job_id: None,
     ) -> None:
-        """ticks: a clock that cannot be set."""
-        self.client, self.store, self.clock = client, store, clock
+        """ticks: a clock that cannot be set. notify: called with the job's id once its resize has begun, or is over."""
+        self.client, self.store, self.clock, self._notify = client, store, clock, notify
         self.backoff_s, self._ticks = backoff_s, ticks
         self._asks_until, self._asks_left = ticks() + ROUND_ASKS_S, ROUND_ASKS
         self.refusals = Refusals(backoff_s, trip_after, trip_s)
@@ -141,6 +142,7 @@ class Executor:
             "job %d: resize %d %s%s", action.job_id, action.resize, action.state, _because(action.detail),
             extra={"JOB": action.job_id, "RESIZE": action.resize},
         )  # fmt: skip
+        self._notify(action.job_id)
 
     def _begin(self, begins: Sequence[Begin], act: bool) -> list[Action]:
         """Begin resizes; those that have begun."""
@@ -161,6 +163,7 @@ class Executor:
         for job_id, row in begun.items():
             about = {"JOB": job_id, "RESIZE": row.id}
             log.info("job %d: resize %d to %d GPUs begins", job_id, row.id, row.gpus, extra=about)
+            self._notify(job_id)
         self._note_not_begun(refused, now)
         return [one for one in begins if one.job_id in begun]
 

@@ -274,8 +274,10 @@ class Api:
         return found
 
     def _probed(self, probed: Probed, viewer: Viewer) -> Remembered:
-        if len(probed.partition) > MOST_LETTERS or len(probed.tried) > MOST_TRIED:
+        longest = max((len(word) for one in probed.tried for word in (one.name, one.outcome, one.said)), default=0)
+        if len(probed.partition) > MOST_LETTERS or len(probed.tried) > MOST_TRIED or longest > messages.MOST_SAID:
             words = f"a partition's name of at most {MOST_LETTERS} letters, and at most {MOST_TRIED} things tried"
+            words += f" with at most {messages.MOST_SAID} letters of each"
             raise Refused(413, f"what was probed is too much; accepted: {words}")
         user, now = "" if viewer.admin else viewer.name, steady_now()
         self.store.save_probe(ProbeRow(user, probed.partition, now, probed.tried))

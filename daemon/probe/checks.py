@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from slurm_elastic.protocol.errors import SlurmError
-from slurm_elastic.protocol.messages import NOT_TRIED, REFUSED, WORKS, Tried
+from slurm_elastic.protocol.messages import MOST_SAID, NOT_TRIED, REFUSED, WORKS, Tried
 
 from ..actions import probed
 from ..slurm import CommandClient
@@ -85,7 +85,7 @@ def tried(bench: Bench) -> Iterator[tuple[str, Tried]]:
             outcome, said = NOT_TRIED, str(error)
         except (ValueError, LookupError, OSError) as error:
             outcome, said = NOT_TRIED, f"no answer of a known form: {error}"
-        yield what, Tried(name, outcome, said, None if seconds is None else round(seconds, 2))
+        yield what, Tried(name, outcome, said[:MOST_SAID], None if seconds is None else round(seconds, 2))
 
 
 def _base(bench: Bench) -> Seen:

@@ -71,14 +71,14 @@ class Trial:
             for process in self._started:
                 self.end(process)
             self._until = time.monotonic() + ENDS_S
-            while self.submitted:
-                with contextlib.suppress(Refused):
+            while self.submitted and time.monotonic() < self._until:
+                with contextlib.suppress(Refused, NotTried):
                     self.slurm("scancel", *mine)
                     if not self.slurm("squeue", "-h", "-a", *mine, "-t", "PENDING,RUNNING,CONFIGURING,SUSPENDED"):
                         return
                 time.sleep(0.5)
-            return
-        raise ElasticError(f"not all jobs could be cancelled; to do it: {shlex.join(['scancel', *mine])}")
+        if self.submitted:
+            raise ElasticError(f"not all jobs could be cancelled; to do it: {shlex.join(['scancel', *mine])}")
 
     @property
     def left_s(self) -> float:

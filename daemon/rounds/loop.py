@@ -22,7 +22,7 @@ from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable, StoreErr
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.resize_state import ResizeState
 
-from ..actions.action import Action, Begin, Close, Resume
+from ..actions.action import Action, Begin, Resume
 from ..actions.executor import Executor
 from ..actions.subject import Subject
 from ..api.waiters import Waiters
@@ -68,11 +68,12 @@ class Rounds:
         clock: Callable[[], float] = steady_now,
         bounds: Bounds | None = None,
     ) -> None:
-        self.client, self.store, self.settings, self.registry, self.waiters = client, store, settings, registry, waiters
+        self.client, self.store, self.settings, self.registry = client, store, settings, registry
         self.clock = clock
         self.bounds = bounds or Bounds.of(settings)
         backoff = max(1.0, settings.failed_backoff_s / 10)
-        self.executor = Executor(client, store, clock, backoff, settings.trip_after, settings.trip_s)
+        trips = settings.trip_after, settings.trip_s
+        self.executor = Executor(client, store, clock, backoff, *trips, notify=waiters.notify)
         self.count = 0
         """Successful rounds since the start."""
         self.priors = Priors(store, clock)
@@ -234,7 +235,7 @@ class Rounds:
                 log.log(note.level, "%s", service.explain(note), extra={"JOB": job_id})
 
     def _carry_out(self, actions: Sequence[Action], act: bool, seen: Observation) -> list[Action]:
-        """Those that were done. Supervisors hear of resizes that have begun, or are over."""
+        """Those that were done."""
         before = self.tripped
         actions = self._without_resting(actions, seen.snapshot) if act else actions
         done = self.executor.run(actions, act, seen.snapshot.jobs, seen.numbers())
@@ -242,9 +243,6 @@ class Rounds:
             log.error("mode is advise for a while: %s", self.tripped)
             detail = {"why": self.tripped, "mode": "advise"}
             self.store.add_event(0, EventKind.TRIPPED, "selasticd", detail, self.clock())
-        for action in (*done, *(action for action in actions if isinstance(action, Close))):
-            if isinstance(action, (Begin, Close)):
-                self.waiters.notify(action.job_id)
         return done
 
     def _without_resting(self, actions: Sequence[Action], snapshot: Snapshot) -> Sequence[Action]:

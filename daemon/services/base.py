@@ -88,8 +88,8 @@ class Observation:
 
 @record(frozen=True, slots=True)
 class Note:
-    """What a service says of a subject where no decision about a job does: an event, stored when it is another one than
-    the service's last of that subject."""
+    """What a service says of a subject where no decision about a job does: an event, stored when the service did
+    not say the same of that subject in the round before."""
 
     subject: Subject
     text: str

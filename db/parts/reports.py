@@ -153,6 +153,9 @@ class ReportsPart(Allocations):
             self._last.pop(job_id, None)
             self._newest.pop(job_id, None)
             self._unsaved.pop(job_id, None)
+            self._due.discard(job_id)
+            if self._until is not None:  # its summary has ended with it
+                self._until.pop(job_id, None)
 
     def _commit_reports(self, batch: list[Submission]) -> None:
         # The memory follows before the lock is let go, so that what is loaded meanwhile is not counted again. Readers

@@ -8,12 +8,14 @@ from itertools import pairwise
 
 import pytest
 
-from slurm_elastic.daemon.actions.action import Act, Cancel, Close, Shrink, SlurmWrites
+from slurm_elastic.daemon.actions.action import Act, Begin, Cancel, Close, Shrink, SlurmWrites
 from slurm_elastic.daemon.actions.executor import ROUND_ASKS, ROUND_ASKS_S, Executor
 from slurm_elastic.daemon.actions.subject import NODE, Subject
 from slurm_elastic.daemon.slurm.model import Job
+from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
 from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.messages import Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 
 NOW = 1000.0
@@ -50,6 +52,13 @@ class Script:
     def executor(self, **more: object) -> Executor:
         return Executor(self, self, lambda: self.now, **more)  # type: ignore[arg-type]
 
+    def add_events(self, details: dict[int, dict[str, object]], kind: str, who: str, at: float) -> None:
+        self.log += [f"event {kind}"] if details else []
+
+    def begin_resizes(self, resizes: Sequence[Resize], at: float) -> tuple[list[ResizeRow], dict[int, str]]:
+        self.log.append("resizes begin")
+        return [ResizeRow.issued(resize, at) for resize in resizes], {}
+
 
 CANCEL = Cancel(1, 5, "why")
 
@@ -59,6 +68,16 @@ def test_the_event_is_stored_before_the_act() -> None:
     script = Script()
     assert len(script.executor().run([CANCEL, Shrink(1, 1, ("n1",), "why")], act=True)) == 2
     assert script.log == ["event cancel", "cancel 5", "event shrink", "shrink 1 n1"]
+
+
+def test_who_waits_hears_of_a_resize_before_slurm_is_asked_for_more() -> None:
+    """And only once it is stored: what follows may take Slurm long, or fail."""
+    script = Script()
+    executor = script.executor(notify=lambda job_id: script.log.append(f"job {job_id} hears"))
+    executor.run([Begin(Resize(3, 2, (), (), 4, 8, "grow", 60.0)), CANCEL, Close(2, 7, ResizeState.DONE, "")], act=True)
+    begun = ["resizes begin", "event resize_issued", "job 2 hears"]
+    assert script.log[:3] == begun and script.log[3:5] == ["event cancel", "cancel 5"]
+    assert script.log[-2:] == ["resize 7 done", "job 2 hears"]
 
 
 @dataclass(frozen=True)

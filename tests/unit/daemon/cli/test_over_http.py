@@ -272,7 +272,11 @@ def test_probes_are_remembered_for_whom_they_count(daemon: Daemon, run: Run) -> 
     daemon.caller.viewer = Viewer(0, admin=True)
     assert len(run("probe", "--show", "-n")[1].splitlines()) == 4
     assert [event.kind for event in daemon.store.events(0)] == ["probed"] * 3
-    for wrong in (Probed("p" * 256), Probed("gpu", tried * 30)):
+    for wrong in (
+        Probed("p" * 256),
+        Probed("gpu", tried * 30),
+        Probed("gpu", (Tried("salloc", "refused", "x" * 2001),)),
+    ):
         with pytest.raises(ElasticError, match="accepted: a partition's name"):
             options.ask(Remembered, message=wrong)
 

@@ -116,6 +116,7 @@ def test_a_start_reads_no_report_again(store: Store, url: str) -> None:
         again.end_job(7, "COMPLETED", 50.0)
         with again._db.read() as connection:
             assert connection.execute(select(schema.summaries)).all() == []
+        assert not again._until and not again._due, "memory of ended jobs"
 
 
 def _read_by_a_start(url: str) -> tuple[int, list[ObservationRow]]:
