@@ -95,7 +95,7 @@ class Training:
         (folder / "record").mkdir(parents=True)
         shadow(Path.cwd(), place)
         program = [str(place), str((place / words[0]).resolve().parent)]
-        text = json.dumps({**plan, "folder": str(folder / "record"), "program": program})
+        text = json.dumps({**plan, "folder": str(folder / "record"), "program": program, "pid": os.getpid()})
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SELASTIC_"))}
         command = [sys.executable, "-m", "slurm_elastic.trainer_shim.rehearse.driven", text, "--nproc", "1"]
         command += ["--preload", watched.__name__, "--job-dir", str(folder / "job")]

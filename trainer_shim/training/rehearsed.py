@@ -23,6 +23,8 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
+from slurm_elastic.protocol.errors import TrainingError
+
 from ..checkpoint.schedule import Saving
 from ..parallel.strategy import Strategy
 from ..state.kept_parts import State
@@ -67,8 +69,8 @@ class Rehearsed:
 
     plan: {"folder": where to write, "steps": after which it ends, "resized": whether workers come, leave and are
     killed, "random": "off", "on", "other" (as another seed has it) or "nudged" (off, and parameters begin with another
-    last bit), "beside": the folder of an undisturbed run, which this one is compared with}. The folder's file "length"
-    says how many steps that run had.
+    last bit), "beside": the folder of an undisturbed run, which this one is compared with, "pid": of who compares}. The
+    folder's file "length" says how many steps that run had.
     """
 
     def __init__(self, session: RehearsedSession, plan: str) -> None:
@@ -163,6 +165,8 @@ class Rehearsed:
     def _wait_for_length(self) -> int:
         """Steps of the undisturbed run, whose end this one waits for."""
         while not self._length:
+            if not Path("/proc", str(self._plan["pid"])).exists():
+                raise TrainingError("selastic rehearse has ended: nobody compares what this run makes")
             time.sleep(0.005)
             place = self._folder / "length"
             self._length = int(place.read_text() or 0) if place.exists() else 0

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from local_run import NAMESPACE
 
+from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.trainer_shim.rehearse.findings import Row, Trained, compare
+from slurm_elastic.trainer_shim.training.rehearsed import Rehearsed
 
 EVERY = os.environ.get("SELASTIC_REHEARSE_ALL") == "1"
 HEAD = """
@@ -102,7 +104,9 @@ def without(place: str, *functions: str, gives: str = "None") -> str:
     """A switch: these functions of the product's do nothing, in the workers of a script."""
     module, _, owner = place.partition(":")
     lines = [f"import {SHIM}.{module} as module"]
-    lines += [f"module.{owner}{'.' * bool(owner)}{name} = lambda *args, **kwargs: {gives}" for name in functions]
+    for name in functions:  # a name that is not there any more ends the script
+        called = f"module.{owner}{'.' * bool(owner)}{name}"
+        lines += [called, f"{called} = lambda *args, **kwargs: {gives}"]
     return "\n".join(lines) + "\n"
 
 
@@ -110,7 +114,7 @@ COMPARED = without("training.guards.replica_check:ReplicaCheck", "heard", "compa
 ALIKE = without("training.guards.replica_check:ReplicaCheck", "_check_inputs")
 LEFT = (
     without("loops.left_gradients:LeftGradients", "end", "check")
-    + without("loops.enumerated", "counters_of", gives="[]")
+    + without("loops.enumerated", "around", gives="([], [])")
     + without("loops.iterations:OwnLoop", "_tell_apart")
 )
 ARRIVES = without("state.kept_parts:State", "has_arrived", gives="True")
@@ -340,6 +344,16 @@ def test_what_is_not_accepted(tmp_path: Path) -> None:
         2,
         "selastic: --steps 3 is not accepted; accepted: 12 and more\n",
     )
+
+
+def test_a_run_beside_one_that_was_killed_ends(tmp_path: Path) -> None:
+    """It waits for the length of the other run, which nobody writes any more."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    beside = Rehearsed.__new__(Rehearsed)  # made it would change torch in this process
+    beside._plan, beside._folder, beside._length = {"pid": gone.pid}, tmp_path, 0
+    with pytest.raises(TrainingError, match="selastic rehearse has ended"):
+        beside._wait_for_length()
 
 
 def test_another_number_of_steps_is_a_fault(tmp_path: Path) -> None:
