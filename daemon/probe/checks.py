@@ -64,7 +64,11 @@ class Bench:
     def free(self) -> list[str]:
         """Nodes on which a job of the trial would start now. Raises NotTried when there is none."""
         partition, gpus = self.trial.partition, self.trial.gpus
-        nodes = (node for node in self.client.snapshot().nodes.values() if partition in node.partitions)
+        known = self.client.snapshot().nodes.values()
+        nodes = [node for node in known if partition in node.partitions]
+        if not nodes:
+            there = ", ".join(sorted({name for node in known for name in node.partitions}))
+            raise NotTried(f"no node is in a partition {partition}; accepted: {there or 'none, Slurm shows no nodes'}")
         found = [node.name for node in nodes if node.schedulable and node.gpus - node.gpus_used >= gpus]
         if not found:
             raise NotTried(f"no node of partition {partition} has {self.trial.gres} free now")
