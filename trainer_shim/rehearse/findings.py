@@ -1,7 +1,8 @@
 """What two runs of a rehearsal have in common, as rows of a table. Without torch, whose import is most of a rehearsal.
 
 Parameters are equal where they differ by no more than rounding in another order makes of it; of float32 that is a
-thousandth of what training has changed. Limit: what both runs do wrong alike is not seen.
+thousandth of what training has changed. Limits: what both runs do wrong alike is not seen; under autocast rounding is
+more than is allowed here.
 """
 
 from __future__ import annotations
