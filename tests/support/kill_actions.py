@@ -126,6 +126,26 @@ class Kills:
 
         return heal
 
+    def flap(self) -> Any:
+        """The node of a base dies, and is back within a second or two."""
+        job = self.victim()
+        held = self.daemon.jobs().get(job.job_id) if job and self.campaign.slurm_answers() else None
+        if held is None or not held.running or not self.ground.alive(held.nodes[0]):
+            return
+        self.ground.kill_node(held.nodes[0])
+        self.ground.heal_node(held.nodes[0])
+        self.counts.kills["flapping node"] += 1
+
+    def maintenance(self) -> Any:
+        """A node is reserved for maintenance from now on, over whatever runs there."""
+        if not self.campaign.slurm_answers():
+            return None
+        when = ["starttime=now", "duration=60", "users=root", "flags=maint,ignore_jobs"]
+        words = [f"nodes={self.chance.choice(self.ground.free)}", "reservation=campaign", *when]
+        made = self.sandbox.run(["scontrol", "create", *words]).returncode == 0
+        self.counts.kills["maintenance"] += made
+        return lambda: self.sandbox.run(["scontrol", "delete", "reservationname=campaign"])
+
     def disturb(self, kind: str) -> Any:
         """Packets get lost, or late."""
         job = self.victim()

@@ -6,6 +6,7 @@ slurmd, not its memory or disks; on several it takes all that the host has, but 
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from waiting import wait_until
 from slurm_elastic.daemon.sandbox import Sandbox
 
 EVERYWHERE = ("selasticd", "supervisor", "worker", "agent", "slurmctld", "slurmdbd", "node", "base")
+LASTING = ("flap", "maintenance")
+"""With these: what takes minutes to come right, for Slurm makes a job wait whose node failed. In soaks only."""
 NETWORK = ("cut", "partition", "one-way", "delay")
 """What happens to packets, and not to processes."""
 Heal = Callable[[], Any]
@@ -37,7 +40,7 @@ class Ground:
 
     def __init__(self, sandbox: Sandbox, chance: random.Random) -> None:
         self.sandbox, self.chance = sandbox, chance
-        self.kinds = EVERYWHERE + self.network_kinds()
+        self.kinds = EVERYWHERE + self.network_kinds() + (LASTING if "SELASTIC_SOAK_ROUNDS" in os.environ else ())
         self.gpus = sandbox.spec.gpus_per_node
         self.free = tuple(f"n{number}" for number in range(self.filled + 1, sandbox.spec.nodes + 1))
         """The nodes that the campaign happens on."""
