@@ -1,8 +1,7 @@
 """What two runs of a rehearsal have in common, as rows of a table. Without torch, whose import is most of a rehearsal.
 
 Parameters are equal where they differ by no more than rounding in another order makes of it; of float32 that is a
-thousandth of what training has changed. Limits: what both runs do wrong alike is not seen; under autocast rounding is
-more than is allowed here.
+thousandth of what training has changed. Limit: what both runs do wrong alike is not seen.
 """
 
 from __future__ import annotations
@@ -54,8 +53,9 @@ class Trained:
         lines = [json.loads(line) for path in sorted(record.glob("*.jsonl")) for line in path.read_text().splitlines()]
         kinds = ("sums", "file", "tensor", "ran")
         self.states, self.files, self.tensors, self.ran = ([line for line in lines if key in line] for key in kinds)
-        names = ("random", "statistics")
-        self.random, self.statistics = (sorted({line[key] for line in lines if key in line}) for key in names)
+        names = ("random", "autocast", "statistics")
+        noted = (sorted({line[key] for line in lines if key in line}) for key in names)
+        self.random, self.autocast, self.statistics = noted
         self.steps = max((line["step"] for line in self.states), default=0)
         self.killed = (record / "killed").exists()
         self.told = [int(word) for place in record.glob("told") for word in place.read_text().split()]
@@ -99,6 +99,8 @@ def compare(plain: Trained, resized: Trained, nudged: Callable[[], Trained]) -> 
     rows.append(_lines(plain, resized))
     if plain.random:
         rows.append(Row("random parts", True, f"off in both runs: {_named(plain.random)}"))
+    if plain.autocast:
+        rows.append(Row("autocast", True, "off in both runs: rounding to 16 bits differs by the order of samples"))
     if plain.statistics:
         own = "each sample was normalised by itself; as it is a worker normalises over its own part: not compared"
         rows.append(Row("BatchNorm", True, f"{_named(plain.statistics)}: {own}"))
