@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select, update
 
 from slurm_elastic.protocol import codec
-from slurm_elastic.protocol.messages import Tried, Unreached
+from slurm_elastic.protocol.messages import NOT_TRIED, Tried, Unreached
 
 from .. import schema
 from ..engine import Database
@@ -82,7 +82,8 @@ class HostPairs(StorePart):
 
 
 class Probes(StorePart):
-    """What `selastic probe` found, by the user whose jobs it counts for and by partition: the last one counts."""
+    """What `selastic probe` found, by the user whose jobs it counts for and by partition: the last one counts,
+    of what it tried."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
@@ -101,13 +102,17 @@ class Probes(StorePart):
             return self._probes
 
     def save_probe(self, row: ProbeRow) -> None:
-        """Keep what was found, in place of what was found there before."""
-        mine = _PROBED.c.user == row.user
+        """Keep what was found, in place of what was found there before; what was not tried stays as it was."""
+        mine, before = _PROBED.c.user == row.user, dict[str, Tried]()
+        for known in self.probes():
+            if (known.user, known.partition) == (row.user, row.partition):
+                before = {one.name: one for one in known.tried}
+        tried = [before.get(one.name, one) if one.outcome == NOT_TRIED else one for one in row.tried]
         with self._db.lock:
             with self._db.write() as connection:
                 connection.execute(delete(_PROBED).where(mine, _PROBED.c.partition == row.partition))
                 values = {"user": row.user, "partition": row.partition, "at": row.at}
-                connection.execute(insert(_PROBED).values(**values, tried=[asdict(one) for one in row.tried]))
+                connection.execute(insert(_PROBED).values(**values, tried=[asdict(one) for one in tried]))
                 surplus = select(_PROBED.c.partition).where(mine).order_by(_PROBED.c.at.desc()).offset(MOST_PROBED)
                 for name in connection.execute(surplus.limit(MOST_PROBED)).scalars().all():
                     connection.execute(delete(_PROBED).where(mine, _PROBED.c.partition == name))

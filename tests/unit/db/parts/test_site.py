@@ -54,13 +54,14 @@ def test_one_user_cannot_fill_the_table(tmp_path: Path) -> None:
 
 
 def test_the_last_probe_of_a_partition_counts(tmp_path: Path) -> None:
-    """Of each user's; a user's oldest go where there are very many."""
+    """Of each user's, but for what it did not try; a user's oldest go where there are very many."""
     url = f"sqlite:///{tmp_path}/elastic.db"
     works, refused = Tried("salloc", "works", "on n1", 0.1), Tried("salloc", "refused", "not here")
     with Store.open(url) as store:
         for row in (ProbeRow("", "gpu", 1.0, (refused,)), ProbeRow("ada", "gpu", 2.0, (refused,))):
             store.save_probe(row)
-        store.save_probe(ProbeRow("ada", "gpu", 3.0, (works,)))
+        store.save_probe(ProbeRow("ada", "gpu", 2.5, (works,)))
+        store.save_probe(ProbeRow("ada", "gpu", 3.0, (Tried("salloc", "not tried", "no node was free"),)))
     kept = (ProbeRow("", "gpu", 1.0, (refused,)), ProbeRow("ada", "gpu", 3.0, (works,)))
     with Store.open(url) as store:
         assert store.probes() == kept
