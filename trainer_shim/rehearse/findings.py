@@ -154,18 +154,18 @@ def _by_step(run: Trained) -> dict[int, Counter[tuple[int, int]]]:
 
 
 def _replicas(run: Trained) -> Row:
-    """Parameters and optimizers' state on all ranks, after each step."""
+    """Parameters and optimizers' state after each step, on all ranks that hold the same parts of them."""
     name = "the same on all ranks"
     if any(not line["sums"] for line in run.states):
         return Row(name, True, "nothing to compare")
-    ranks: dict[tuple[int, int], list[Any]] = defaultdict(list)
+    ranks: dict[tuple[int, int, str], list[Any]] = defaultdict(list)
     for line in run.states:
-        ranks[line["generation"], line["step"]].append(line["sums"])
-    for (_, step), held in sorted(ranks.items()):
+        ranks[line["generation"], line["step"], line["cuts"]].append(line["sums"])
+    for (_, step, _), held in sorted(ranks.items()):
         other = [key for key in held[0] if any(sums.get(key) != held[0][key] for sums in held)]
         if other and set(map(len, held)) == {len(held[0])}:
             return Row(name, False, f"another {other[0]} after step {step}, and {len(other) - 1} more")
-    return Row(name, "holds another" not in run.out, f"{len(ranks)} steps")
+    return Row(name, "holds another" not in run.out, f"{len({key[:2] for key in ranks})} steps")
 
 
 def _parameters(resized: Trained, nudged: Callable[[], Trained]) -> Row:

@@ -151,7 +151,7 @@ class Rehearsed:
         held = self._session.replica_check.look()
         rates = {name: value for name, value in held.values.items() if name.startswith("lr ")}
         sums = dict(zip(held.names, held.read(), strict=True))
-        self._note(step=step, rank=world.rank, size=world.size, values=rates, sums=sums)
+        self._note(step=step, rank=world.rank, size=world.size, values=rates, sums=sums, cuts=repr(held.cuts))
         self._note_lines()
         if step >= self._plan["steps"]:
             self._end(step)

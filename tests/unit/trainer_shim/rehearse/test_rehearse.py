@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -341,6 +342,42 @@ def test_rounding_is_no_fault(tmp_path: Path) -> None:
     assert "ok    autocast" in text, text
 
 
+ROOT = Path(__file__).parents[4]
+EXAMPLES = (
+    "demo/train_digits",
+    "demo/train_chars",
+    "train_ddp",
+    "train_fsdp",
+    "train_iterations",
+    "train_wgan",
+    "train_ppo",
+)
+CONVERTED = {"single": ["--name", "x", "."], "optional_torchrun": []}
+"""Scripts that convert leaves nothing of to their author, and their arguments."""
+
+
+@pytest.mark.skipif(not EVERY, reason="make test-rehearse does")
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_our_examples_hold(tmp_path: Path, name: str) -> None:
+    """Not those with numbers drawn in each step, or with shards: another number of workers draws, and reads, others."""
+    shutil.copy(ROOT / "examples" / "demo" / "fake_gpu.py", tmp_path)
+    code, text = rehearsed(tmp_path, (ROOT / "examples" / f"{name}.py").read_text())
+    assert code == 0, text
+
+
+@pytest.mark.skipif(not EVERY, reason="make test-rehearse does")
+@pytest.mark.parametrize("name", CONVERTED)
+def test_what_convert_has_made_holds(tmp_path: Path, name: str) -> None:
+    """As it is."""
+    pytest.importorskip("libcst")
+    from slurm_elastic.daemon.cli.conversion.rewriting import converted
+
+    place = ROOT / "tests" / "support" / "convert_zoo" / f"{name}.py"
+    script = f"import sys\nsys.argv += {CONVERTED[name]}\n" + converted(place.read_text(), place)[0]
+    code, text = rehearsed(tmp_path, script)
+    assert code == 0, text
+
+
 def test_what_is_not_accepted(tmp_path: Path) -> None:
     """One sentence, and status 2."""
     assert rehearsed(tmp_path, "", "--steps", "3") == (
@@ -366,7 +403,7 @@ def test_another_number_of_steps_is_a_fault(tmp_path: Path) -> None:
         record.mkdir(parents=True)
         (record / "killed").touch()
         (record.parent / "out.txt").touch()
-        line = {"step": steps, "sums": {}, "values": {}, "rank": 0, "size": 1}
+        line = {"step": steps, "sums": {}, "values": {}, "rank": 0, "size": 1, "cuts": ""}
         (record / "0.jsonl").write_text("".join(json.dumps({**line, "generation": g}) + "\n" for g in range(1, 5)))
     plain, resized = (Trained(tmp_path / name, 0) for name in ("plain", "resized"))
     failed = [row for row in compare(plain, resized, lambda: plain) if not row.held]
