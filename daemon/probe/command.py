@@ -116,4 +116,5 @@ def _told(probed: Probed) -> str:
         return "selasticd does not answer, and remembers nothing of this"
     except ElasticError as error:
         return f"selasticd remembers nothing of this: {error}"
-    return f"selasticd goes by this for {f'the jobs of {whose}' if whose else 'all jobs'} of the partition"
+    jobs = f"the jobs of {whose}" if whose else "all jobs"
+    return f"selasticd goes by this for {jobs} of the partition, once it looks at the site again (site_interval_s)"

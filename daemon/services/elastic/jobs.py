@@ -104,7 +104,7 @@ class ElasticJobs(Service):
 
     def undo(self, seen: Observation) -> list[Action]:
         """Resizes that have not switched are withdrawn; what a job trains on stays its own."""
-        why = f"the daemon's mode is {seen.settings.mode}"
+        why = f"elastic jobs are in mode {seen.settings.mode}"
         return [
             Close(resize.job_id, resize.id, ResizeState.WITHDRAWN, why)
             for resize in seen.resizes.values()
