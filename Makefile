@@ -88,7 +88,7 @@ soak-cluster: ready slurm  ## of which: selasticd, supervisors, workers, Slurm, 
 		$(BIN)/python -m pytest -s tests/cluster/test_killing.py tests/cluster/sites/test_site_kills.py \
 		tests/cluster/hosts/test_host_kills.py || failed=1; \
 	SELASTIC_EVERYWHERE=1 $(BIN)/python -m pytest tests/unit/daemon/mechanisms/test_faults_everywhere.py \
-		tests/unit/daemon/service/test_any_order.py \
+		tests/unit/daemon/rounds/test_any_order.py \
 		tests/cluster/hosts/test_failover.py tests/cluster/hosts/test_nodes_fail.py tests/cluster/hosts/test_cut_off.py \
 		tests/cluster/sites/test_minutes_and_associations.py || failed=1; \
 	exit $$failed

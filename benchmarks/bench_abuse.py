@@ -247,7 +247,7 @@ def daemon(cluster: Sandbox, folder: Path) -> Iterator[str]:
     lines += [f'slurm_conf = "{cluster.env["SLURM_CONF"]}"', "round_interval_s = 2", 'learn_prior_at = ""']
     config.write_text("\n".join(lines) + "\n")
     (folder / "state").mkdir()
-    command = [sys.executable, "-m", "slurm_elastic.daemon.service.main", "--config", str(config)]
+    command = [sys.executable, "-m", "slurm_elastic.daemon.selasticd.main", "--config", str(config)]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "packaging" / "namespace")}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=env)

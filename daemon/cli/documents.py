@@ -48,7 +48,7 @@ def parser_of(program: str) -> argparse.ArgumentParser:
     """The program's one parser, every option in it."""
     if program == "selastic":
         return selastic.build()
-    from ..service.main import parser
+    from ..selasticd.main import parser
 
     return parser()
 

@@ -239,7 +239,7 @@ def unwrapped(text: str) -> str:
 
 def test_check_says_that_all_is_well(selasticd: Selasticd) -> None:
     """`selasticd --check` tries settings, database, munge and Slurm."""
-    command = [sys.executable, "-m", "slurm_elastic.daemon.service.main", "--check"]
+    command = [sys.executable, "-m", "slurm_elastic.daemon.selasticd.main", "--check"]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "packaging/namespace")}
     config = str(selasticd.folder / "selasticd.toml")
     answer = subprocess.run([*command, "--config", config], capture_output=True, text=True, env=env, check=False)

@@ -231,7 +231,7 @@ def test_a_daemon_with_tls_acts_when_a_job_starts_and_ends(hooked: Hooked, tmp_p
     )
     with (tmp_path / "log").open("w") as log:
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "slurm_elastic.daemon.service.main", "--config", config], stderr=log, cwd="/"
+            [sys.executable, "-m", "slurm_elastic.daemon.selasticd.main", "--config", config], stderr=log, cwd="/"
         )
     said = tmp_path / "client.json"
     try:

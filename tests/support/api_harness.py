@@ -22,9 +22,9 @@ from slurm_elastic.daemon.models.priors import SHIPPED
 from slurm_elastic.daemon.prediction.sizes import Basis
 from slurm_elastic.daemon.reports.answers import Health
 from slurm_elastic.daemon.reports.common import Viewer
-from slurm_elastic.daemon.service.listeners import unix_listener
-from slurm_elastic.daemon.service.main import DaemonServer
-from slurm_elastic.daemon.service.systemd import Notifier
+from slurm_elastic.daemon.selasticd.listeners import unix_listener
+from slurm_elastic.daemon.selasticd.main import DaemonServer
+from slurm_elastic.daemon.selasticd.systemd import Notifier
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.request_proof import JobKey

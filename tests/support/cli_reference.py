@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Iterable, Iterator
 
 from slurm_elastic.daemon.cli import parser as selastic
-from slurm_elastic.daemon.service.main import parser as selasticd
+from slurm_elastic.daemon.selasticd.main import parser as selasticd
 
 OPENING = """# Commands
 

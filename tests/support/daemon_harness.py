@@ -22,7 +22,7 @@ from slurm_elastic.daemon.rounds.inputs.job_inputs import JobInputs
 from slurm_elastic.daemon.rounds.inputs.queued_jobs import QueuedJobs
 from slurm_elastic.daemon.rounds.job_registry import JobRegistry
 from slurm_elastic.daemon.rounds.loop import Rounds
-from slurm_elastic.daemon.service.controller import DaemonController
+from slurm_elastic.daemon.selasticd.controller import DaemonController
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.protocol.codec import VERSION

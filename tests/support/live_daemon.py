@@ -87,7 +87,7 @@ class Selasticd:
         lines = SETTINGS.splitlines()
         config.write_text("\n".join(x for x in lines if x.partition("=")[0].strip() not in others).format(**values))
         log = (self.folder / "selasticd.log").open("ab")
-        command = [sys.executable, "-m", "slurm_elastic.daemon.service.main", "--config", str(config), *self.options]
+        command = [sys.executable, "-m", "slurm_elastic.daemon.selasticd.main", "--config", str(config), *self.options]
         # Before what the caller has on it.
         found = os.pathsep.join(filter(None, [str(self.build), os.environ.get("PYTHONPATH", "")]))
         env = {**os.environ, "PYTHONPATH": found}

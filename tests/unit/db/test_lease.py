@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import wait_until
 
-from slurm_elastic.daemon.service.leader import Leader, leading
+from slurm_elastic.daemon.selasticd.leader import Leader, leading
 from slurm_elastic.daemon.slurm.model import SlurmClient
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.db import schema

@@ -10,8 +10,8 @@ import pytest
 
 from slurm_elastic.daemon.config import user_mode
 from slurm_elastic.daemon.config.settings import Settings, load
-from slurm_elastic.daemon.service import listeners
-from slurm_elastic.daemon.service.preflight import check
+from slurm_elastic.daemon.selasticd import listeners
+from slurm_elastic.daemon.selasticd.preflight import check
 from slurm_elastic.db import engine
 from slurm_elastic.protocol.errors import ConfigError
 

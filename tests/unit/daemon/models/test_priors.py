@@ -20,8 +20,8 @@ from slurm_elastic.daemon.optimizer.models.prior import from_plain
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.step_time import parameters, step_time
 from slurm_elastic.daemon.optimizer.models.throughput import fit
-from slurm_elastic.daemon.service.daemon import Daemon
-from slurm_elastic.daemon.service.scheduler import Scheduler
+from slurm_elastic.daemon.selasticd.daemon import Daemon
+from slurm_elastic.daemon.selasticd.scheduler import Scheduler
 from slurm_elastic.db.rows import JobRow, ObservationRow, PriorRow, RunRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.messages import Report

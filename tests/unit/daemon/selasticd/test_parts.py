@@ -21,11 +21,11 @@ from waiting import wait_until
 
 from slurm_elastic.daemon.api.waiters import Waiters
 from slurm_elastic.daemon.config.settings import Settings
-from slurm_elastic.daemon.service import daemon as service_daemon
-from slurm_elastic.daemon.service import listeners
-from slurm_elastic.daemon.service import scheduler as ticker_module
-from slurm_elastic.daemon.service.daemon import Daemon, expected_mb
-from slurm_elastic.daemon.service.scheduler import Scheduler
+from slurm_elastic.daemon.selasticd import daemon as selasticd_daemon
+from slurm_elastic.daemon.selasticd import listeners
+from slurm_elastic.daemon.selasticd import scheduler as ticker_module
+from slurm_elastic.daemon.selasticd.daemon import Daemon, expected_mb
+from slurm_elastic.daemon.selasticd.scheduler import Scheduler
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.protocol.errors import NotFound
@@ -278,8 +278,8 @@ def test_old_reports_are_rolled_up_and_ended_jobs_forgotten(world: World) -> Non
 def test_nothing_is_deleted_by_a_clock_that_is_wrong(world: World, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     """What one of both clocks, 500 days ahead, takes for old stays, and all of it while Slurm has not said its time."""
     now, wrong = time.time(), 500 * 86400.0
-    monkeypatch.setattr(service_daemon, "FIRST_CLEAN_UP_S", 0.0)
-    monkeypatch.setattr(service_daemon, "steady_now", lambda: now + (wrong if which == "its own" else 0))
+    monkeypatch.setattr(selasticd_daemon, "FIRST_CLEAN_UP_S", 0.0)
+    monkeypatch.setattr(selasticd_daemon, "steady_now", lambda: now + (wrong if which == "its own" else 0))
     world.slurm.behind = -wrong if which == "Slurm's" else 0.0
     world.slurm.reachable = which != "Slurm says none"
     job = JobRow(7, "ada", 1000, "t", "lab", "main", REQUEST, True, "", "", 1.0, 2.0, None, "RUNNING")

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 from waiting import wait_until
 
-from slurm_elastic.daemon.service import systemd
-from slurm_elastic.daemon.service.daemon import Daemon
-from slurm_elastic.daemon.service.systemd import Notifier, stalled, watchdog_s
+from slurm_elastic.daemon.selasticd import systemd
+from slurm_elastic.daemon.selasticd.daemon import Daemon
+from slurm_elastic.daemon.selasticd.systemd import Notifier, stalled, watchdog_s
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_the_daemon_says_it_is_ready_lives_and_stops(manager: socket.socket, tmp
     }  # fmt: skip
     environment.pop("WATCHDOG_PID", None)
     (tmp_path / "toml").write_text('listen = "127.0.0.1:0"\n')
-    command = [sys.executable, "-m", "slurm_elastic.daemon.service.main", "--user", "--config", tmp_path / "toml"]
+    command = [sys.executable, "-m", "slurm_elastic.daemon.selasticd.main", "--user", "--config", tmp_path / "toml"]
     with (tmp_path / "log").open("w") as log:
         daemon = subprocess.Popen(command, env=environment, stderr=log)
     try:

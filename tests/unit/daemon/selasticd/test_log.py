@@ -30,7 +30,7 @@ def selasticd(folder: Path, log: IO[Any] | int) -> Iterator[subprocess.Popen[byt
     config, state, slurm_conf = folder / "selasticd.toml", folder / "state", folder / "slurm.conf"
     slurm_conf.touch()  # an empty one is refused at once; for one that is not there Slurm's commands wait a minute
     config.write_text(SETTINGS.format(state=state, slurm_conf=slurm_conf))
-    command = [sys.executable, "-m", "slurm_elastic.daemon.service.main", "--user", "--config", str(config)]
+    command = [sys.executable, "-m", "slurm_elastic.daemon.selasticd.main", "--user", "--config", str(config)]
     process = subprocess.Popen(command, stderr=log, stdout=subprocess.DEVNULL)
     try:
         wait_until(lambda: process.poll() is not None or (state / "client.json").exists(), 120, "the daemon's address")
