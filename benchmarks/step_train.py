@@ -145,7 +145,7 @@ def train(
         for _ in range(min(blocks - len(ours.blocks), (STEPS - WARM_UP) // block)):
             ours.block(block, fetch, step)
             theirs.block(block, plain.fetch, plain.step)
-        loader.close()  # type: ignore[attr-defined]
+        del loader, fetch  # ends the pass
         if len(ours.blocks) >= blocks:
             job.stop()
     return {

@@ -34,13 +34,15 @@ class Slow(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     each = 0.0
 
-    def __init__(self, width: int) -> None:
-        self._x = torch.randn(1 << 15, width)
+    def __init__(self, width: int, cuda: bool) -> None:
+        self._x, self._cuda = torch.randn(1 << 15, width), cuda
+        self.asked = Mark(cuda)
 
     def __len__(self) -> int:
         return len(self._x)
 
     def __getitems__(self, places: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        self.asked = Mark(self._cuda)
         if Slow.each:
             time.sleep(Slow.each)
         return [(self._x[place], self._x[place]) for place in places]
@@ -62,7 +64,7 @@ def worker(out: str, device: str, mode: str) -> None:
     net = job.wrap(model, torch.optim.AdamW(model.parameters(), lr=1e-4))
     run = torch.compile(net) if mode == "compiled" else net
     spinner, session = Spinner(cuda), job._session
-    data, reports = Slow(width), []
+    data, reports = Slow(width, cuda), []
     give = session.reporting.send
 
     def send(report: dict[str, Any] | None) -> None:
@@ -71,15 +73,15 @@ def worker(out: str, device: str, mode: str) -> None:
         give(report)
 
     session.reporting.send = send  # type: ignore[method-assign]
-    ends: dict[int, tuple[Mark, Mark]] = {}
+    ends: dict[int, tuple[Mark, Mark, Mark]] = {}
     found: list[dict[str, Any]] = []
     phase, begun = -1, 0
     for _ in job.epochs(1000):
         for x, y in job.loader(data):
-            fetched = Mark(cuda)
+            asked, fetched = data.asked, Mark(cuda)
             spinner(PHASES[max(phase, 0)][1])
             job.step((run(x) - y).pow(2).mean())
-            ends[job.global_step] = fetched, Mark(cuda)
+            ends[job.global_step] = asked, fetched, Mark(cuda)
             # By the count of steps, which is the same on all ranks; the first ones warm everything up.
             done = job.global_step - begun
             if done < 10 or (phase >= 0 and done * max(PHASES[phase][1:]) < LEAST_S):
@@ -100,7 +102,7 @@ def worker(out: str, device: str, mode: str) -> None:
             Slow.each = PHASES[phase][2]
 
 
-def compared(reports: list[dict[str, Any]], ends: dict[int, tuple[Mark, Mark]]) -> list[dict[str, float]]:
+def compared(reports: list[dict[str, Any]], ends: dict[int, tuple[Mark, Mark, Mark]]) -> list[dict[str, float]]:
     """Each report, and the same from the events of its steps."""
     found = []
     for report in reports:
@@ -108,8 +110,8 @@ def compared(reports: list[dict[str, Any]], ends: dict[int, tuple[Mark, Mark]]) 
         steps = [n for n in range(last - report["steps"] + 1, last + 1) if n in ends and n - 1 in ends]
         if not steps:
             continue
-        times = [ends[n - 1][1].until(ends[n][1]) for n in steps]
-        waits = [max(0.0, ends[n - 1][1].until(ends[n][0])) for n in steps]
+        times = [ends[n - 1][2].until(ends[n][2]) for n in steps]
+        waits = [ends[n][0].until(ends[n][1]) for n in steps]  # what the job adds to a step is no input: B4 has it
         busy = statistics.median(took - wait for took, wait in zip(times, waits, strict=True))
         found.append(
             {
