@@ -55,7 +55,7 @@ class Inputs:
     marks: Mapping[int, Mark] = field(default_factory=dict)
     """Of the decisions that stand, by job id: one like that is made without evidence, for it is not stored again."""
     unlisted_before: Mapping[str, int] = field(default_factory=dict)
-    """By node, the GPUs in use that no job held when jobs last waited."""
+    """By node, the GPUs in use that no job held in the round before, if jobs waited or there were any before that."""
     host_pairs: Sequence[HostPair] = ()
     """Hosts that did not reach each other."""
     waiting_models: Mapping[int, Model] = field(default_factory=dict)

@@ -129,7 +129,7 @@ def _seen(inputs: Inputs, running_jobs: dict[int, RunningJob], places: Mapping[i
     wanted = frozenset(name for need in waiting for part in need.parts for name in part.required)
     if wanted:
         running_jobs = {job_id: replace(s, wanted=wanted) for job_id, s in running_jobs.items()}
-    unlisted = unlisted_gpus(snapshot) if waiting else inputs.unlisted_before
+    unlisted = unlisted_gpus(snapshot) if waiting or inputs.unlisted_before else {}
     known = lasting(unlisted, inputs.unlisted_before)
     since = {name: gpus - known.get(name, 0) for name, gpus in unlisted.items() if gpus > known.get(name, 0)}
     # A job that is just starting still waits in this snapshot: what it seems to lack must not be taken from anyone.

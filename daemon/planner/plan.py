@@ -57,7 +57,7 @@ class Plan:
     fell_back: str | None = None
     """Why the site's policy did not plan, and the built-in one did; empty: it planned; None: it was not asked."""
     unlisted: Mapping[str, int] = field(default_factory=dict)
-    """By node, the GPUs in use that no job held when jobs last waited."""
+    """By node, the GPUs in use that no job holds, if jobs wait or there were any before."""
     withdrawn: Mapping[int, int] = field(default_factory=dict)
     """Jobs whose growth under way is to be withdrawn, each with the waiting job that needs its nodes."""
     resumes: Mapping[int, Shape] = field(default_factory=dict)

@@ -311,6 +311,23 @@ def test_gpus_that_nobody_accounts_for_stop_giving_way_for_one_round_and_one_job
     assert order(world.plan(), 1).gpus == 4
 
 
+def test_a_job_that_started_between_two_listings_is_in_use_by_no_job_for_that_round_only() -> None:
+    """When it was the last one to wait, nothing says later that its GPUs are nobody's; hidden jobs' still are."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.cluster.wait(2, gpus_per_node=4)
+    world.cluster.nodes["n3"] = replace(world.cluster.nodes["n3"], gpus_used=4)
+    first = world.plan()
+    assert first.unlisted == {"n3": 4}
+    del world.cluster.jobs[2]
+    hidden = world.plan(unlisted_before=first.unlisted)
+    assert row(hidden, 1).evidence["unlisted"] == "4 on n3"
+    world.cluster.nodes["n3"] = replace(world.cluster.nodes["n3"], gpus_used=0)
+    world.cluster.run(2, "n3", 4)
+    listed = world.plan(unlisted_before=first.unlisted)
+    assert listed.unlisted == {} and "unlisted" not in row(listed, 1).evidence
+
+
 def test_two_more_elastic_jobs_arrive_and_everyone_gets_a_share() -> None:
     """The first gives up what the two that wait start with; then all three share evenly."""
     world = World(4)
