@@ -73,7 +73,7 @@ def size(store: Store) -> float:
 
 def weigh(folder: Path, jobs: int, hours: int, resizes: int) -> tuple[float, float, float]:
     """MB of a life, of what is left of it once it is thinned, of one single report."""
-    settings = Settings(state_dir=str(folder), mode="advise")
+    settings = Settings(state_dir=str(folder), mode="review")
     pieces = bench_round.cluster(folder, jobs, max(1, jobs // 6), jobs // 10)
     with Store.open(settings.database_url) as store:
         empty = size(store)

@@ -227,7 +227,7 @@ class DecisionRow:
     evidence: dict[str, Any] = field(default_factory=dict)
     alternatives: list[dict[str, Any]] = field(default_factory=list)
     mechanism: str = ""
-    mode: str = "advise"
+    mode: str = "review"
 
     @property
     def mark(self) -> Mark:

@@ -53,7 +53,7 @@ class EventKind(Explained):
         "Slurm refused several jobs of one user, or of several users in an account or a partition: no more of them are "
         "asked for a while (job 0)",
     )
-    TRIPPED = "tripped", "jobs of several users, accounts and partitions were refused: selasticd only advises (job 0)"
+    TRIPPED = "tripped", "jobs of several users, accounts and partitions were refused: selasticd only reviews (job 0)"
     POLICY_FAILED = "policy_failed", "the site's policy gave no plan: the built-in one plans in its place (job 0)"
     POLICY_WORKS = "policy_works", "the site's policy plans again (job 0)"
     SERVICE = "service", "a service of selasticd says what it decided; the detail has which service, and about what"

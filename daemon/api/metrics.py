@@ -129,7 +129,7 @@ class _FromRounds(_Lazy):
         last = "When the last round that went well ended, in unix seconds"
         yield _gauge("last_round_timestamp_seconds", last, now.last_ok)
         yield _gauge("trouble", "1 when the last round failed, or the database takes nothing", float(bool(now.failing)))
-        tripped = "1 after too many refused actions in a row: it only advises for a while, then tries again"
+        tripped = "1 after too many refused actions in a row: it only reviews for a while, then tries again"
         yield _gauge("tripped", tripped, float(bool(now.tripped)))
         parts = (([part], seconds) for part, seconds in now.seconds.items())
         yield _gauges("round_seconds", "Time of each part of the last round", ["part"], parts)

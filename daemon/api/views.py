@@ -105,9 +105,11 @@ class Views:
             return await self._made(call, reports.plan, call.viewer)
         return await self._shares.run(call.viewer, partial(self._dry_plan, call.viewer))
 
-    async def advice(self, call: Call[WindowQuery, None]) -> object:
-        """What would have been done while the daemon only advised."""
-        return await self._over_a_window(call, reports.advise)
+    async def review(self, call: Call[WindowQuery, None]) -> object:
+        """What would have been done while the daemon did not act."""
+        return await self._over_a_window(call, reports.review)
+
+    advice = review
 
     async def usage(self, call: Call[WindowQuery, None]) -> object:
         """Allocations, pauses, measurements and curves."""

@@ -38,7 +38,7 @@ COMMANDS = (
     Command("predict", _HERE + "predict", "how fast a job would be at other sizes, beside what was measured"),
     Command("events", _HERE + "events", "the timeline of everything done to a job"),
     Command("plan", _HERE + "plan", "the last plan for all jobs, or one computed now"),
-    Command("advise", _HERE + "advise", "what would have been done while the daemon only advised, and its gain"),
+    Command("review", _HERE + "review", "what would have been done while the daemon did not act, and its gain"),
     Command("report", _HERE + "report", "one HTML page of how jobs have gone"),
     Command("top", _HERE + "top", "the status table, refreshed in place"),
     Command("pin", _HERE + "pin", "hold a job at a size"),
@@ -57,6 +57,8 @@ COMMANDS = (
     Command("sandbox", _HERE + "sandbox", "a private real Slurm to try everything on"),
     Command("config", _HERE + "config", "show or check the daemon's settings"),
 )
+RENAMED = {"advise": "review"}
+"""Commands by their names in 0.2, which the next release does not know."""
 EPILOG = """exit status: 0 done, 1 not found or refused, 2 wrong usage, 3 selasticd or munged does not answer
 
 environment: SELASTIC_URL (where selasticd listens), SELASTIC_CLIENT_CONF (the file that says so, instead of
@@ -121,6 +123,10 @@ def build(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """The parsed command; `function` in it is to be called with it. Raises SystemExit for --help and wrong usage."""
+    if words and words[0] in RENAMED:
+        new = RENAMED[words[0]]
+        print(f"selastic: '{words[0]}' is '{new}' now; the next release does not know the old name", file=sys.stderr)
+        words = [new, *words[1:]]
     command = next((command for command in COMMANDS if command.verbatim and words[:1] == [command.name]), None)
     if command is not None and words[1:2] not in ([], ["-h"], ["--help"]):
         # argparse would look for its own options among the first words, even under nargs=REMAINDER.

@@ -8,6 +8,7 @@ docs/reference/settings.md and the sample file are printed from this module, so 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ from ..policies import installed
 from .user_mode import AUTO
 from .user_mode import defaults as user_mode_defaults
 
+log = logging.getLogger(__name__)
 DEFAULT_FILE = Path("/etc/slurm-elastic/selasticd.toml")
 RELEASES = {"node": "single nodes of a Slurm job too", "job": "whole Slurm jobs only"}
 SCRIPT, SMALLEST, PLAN = "script", "smallest", "plan"
@@ -45,7 +47,7 @@ FAIRNESS = {
     "fairshare": "accounts and their users, by their shares as sshare lists them (RawShares; what was used so far does"
     " not count); where sshare says nothing, as `account`",
 }
-MODES = ("off", "observe", "advise", "act")
+MODES = ("off", "observe", "review", "act")
 
 
 def setting(default: Any, accepted: str, read: Callable[[Any], Any], words: Mapping[str, str] | None = None) -> Any:
@@ -134,9 +136,9 @@ _PATH = (r"|/.*", "an absolute path, or nothing")
 class Settings:
     """What an admin decides. Times are in seconds."""
 
-    mode: str = choice("advise", *MODES)
-    """How far selasticd goes. `off`: it only answers questions. `observe`: it also measures. `advise`: it also decides
-    and explains what it would do. `act`: it does it. Stay with `advise` for a day before you choose `act`."""
+    mode: str = choice("review", *MODES)
+    """How far selasticd goes. `off`: it only answers questions. `observe`: it also measures. `review`: it also decides
+    and explains what it would do. `act`: it does it. Stay with `review` for a day before you choose `act`."""
 
     services: tuple[str, ...] = texts(*_SERVICES)
     """How far single services of selasticd may go, within `mode`: `off`, `review` (it says what it would do) or `act`.
@@ -331,7 +333,7 @@ class Settings:
     """After Slurm has refused the same kind of action for this many jobs of one user in a row, no more such action is
     tried for that user for a while: in that account, partition, or both, if they have one in common. The same holds
     for everybody after it was refused for this many users, and if neither account nor partition explains it, selasticd
-    falls back to `advise`."""
+    falls back to `review`."""
 
     trip_s: float = number(600.0, 1, 86400)
     """How long that lasts. The time doubles, up to a day, whenever the next such action is refused too."""
@@ -402,6 +404,8 @@ RENAMED = {"order_taken_s": "resize_taken_s"}
 """Settings of slurm-elastic 0.1.0 that have another name since 0.2.0."""
 GONE = {"slurm_client": "selasticd always talks to Slurm through Slurm's commands"}
 """Settings of slurm-elastic 0.2.0 that are no more, with what holds in their place."""
+OLD_WORDS = {("mode", "advise"): "review"}
+"""What settings of 0.2 accepted by another word; the next release does not."""
 
 
 def load(path: str | Path | None = None, *, user_mode: bool = False) -> Settings:
@@ -456,6 +460,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _value(key: str, value: Any) -> Any:
     rules = FIELDS[key].metadata
+    if isinstance(value, str) and (key, value) in OLD_WORDS:
+        new = OLD_WORDS[key, value]
+        log.warning('%s = "%s" is "%s" now; the next release does not know the old word', key, value, new)
+        value = new
     try:
         return rules["read"](value)
     except ValueError:

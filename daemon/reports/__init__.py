@@ -7,20 +7,19 @@ Limit: read-only, and nothing here asks Slurm.
 from __future__ import annotations
 
 from .acct import acct
-from .advise import advise
 from .common import Viewer
 from .explain import explain
 from .history import events, plan, plan_row
 from .hosts import clear, hosts
 from .predict import prediction_errors
 from .probes import probes
+from .review import review
 from .status import job, status
 from .usage import usage
 
 __all__ = [
     "Viewer",
     "acct",
-    "advise",
     "clear",
     "events",
     "explain",
@@ -30,6 +29,7 @@ __all__ = [
     "plan_row",
     "prediction_errors",
     "probes",
+    "review",
     "status",
     "usage",
 ]

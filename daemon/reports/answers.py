@@ -11,13 +11,13 @@ from slurm_elastic.protocol.api import routes
 from slurm_elastic.protocol.api.routes import Route
 
 from .acct import Accounting
-from .advise import Advice
 from .explain import Explain
 from .history import Events, PlanTable
 from .hosts import Cleared, PairsOfHosts
 from .predict import Prediction, PredictionErrors
 from .probes import Findings, Remembered
 from .record import about, record
+from .review import Review
 from .status import JobStatus, StatusTable
 from .usage import Usage
 
@@ -38,13 +38,13 @@ class Health:
 
     status: str = about("ok; late when rounds are", default="ok")
     version: int = codec.VERSION
-    mode: str = about("off, observe, advise or act, as it is now")
+    mode: str = about("off, observe, review or act, as it is now")
     rounds: int | None = None
     last_round_age_s: float | None = None
     late: bool | None = about("a round takes too long, or does not begin", default=None)
     trouble: bool | None = about("the last round failed, or nothing could be written to the database", default=None)
     failing: str | None = about("what the trouble is with: database, Slurm or selasticd; empty without", default=None)
-    tripped: bool | None = about("Slurm refused, and the daemon only advises", default=None)
+    tripped: bool | None = about("Slurm refused, and the daemon only reviews", default=None)
     pairs_left_out: int | None = about("pairs of hosts that no job is put on both of, for some user", default=None)
     models: ModelsInUse | None = None
 
@@ -84,7 +84,8 @@ ANSWERS: dict[Route, type[Any]] = {
     routes.EVENTS: Events,
     routes.ACCT: Accounting,
     routes.PLAN: PlanTable,
-    routes.ADVICE: Advice,
+    routes.REVIEW: Review,
+    routes.ADVICE: Review,
     routes.USAGE: Usage,
     routes.HOSTS: PairsOfHosts,
     routes.CLEAR_HOSTS: Cleared,

@@ -1,5 +1,5 @@
 """Why a round decided what it decided: the record that the planner writes beside a decision's numbers, that the store
-keeps as JSON, and that `explain`, `advise`, `status` and `report` read back.
+keeps as JSON, and that `explain`, `review`, `status` and `report` read back.
 
 Promise: every field may be None: not known, and said to be so; a value of another type reads as that. Limit: a key of a
 newer version is left out.

@@ -69,7 +69,7 @@ class PlanRow:
     )
     value: float | None = about("value of the target, same unit", Column("Value", form=number()))
     mechanism: str | None = about("how it gets there", Column("Mechanism", "VIA"))
-    mode: str | None = about("off, observe, advise or act", Column("Mode"))
+    mode: str | None = about("off, observe, review or act", Column("Mode"))
     at: float | None = about("when it was decided", Column("At", form=moment))
     reason: str | None = about("why, as a code", Column("Reason"))
     reason_text: str | None = about("why, in words", Column("Because"))

@@ -143,7 +143,7 @@ class JobStatus(JobRecord):
     pinned: int | None = about("GPUs that it is pinned to", Column("Pinned"))
     share_of: str | None = about("whose share of its pool's weight it has (setting fairness)", Column("Share"))
     managed: bool | None = about("yes or no", Column("Managed", form=lambda managed: "yes" if managed else "no"))
-    mode: str | None = about("mode of the last decision: off, observe, advise or act", Column("Mode"))
+    mode: str | None = about("mode of the last decision: off, observe, review or act", Column("Mode"))
     reported_at: float | None = about("time of the last report", Column("Reported", form=moment))
     node_list: str | None = about("names of its nodes", Column("NodeList", form=folded))
     pieces: tuple[HeldPiece, ...] | None = about("the Slurm jobs that it trains on")

@@ -109,8 +109,8 @@ class Rounds:
 
     @property
     def mode(self) -> str:
-        """The mode of the settings; `advise` for a while after Slurm refused what concerns all jobs."""
-        return "advise" if self.tripped and self.settings.mode == "act" else self.settings.mode
+        """The mode of the settings; `review` for a while after Slurm refused what concerns all jobs."""
+        return "review" if self.tripped and self.settings.mode == "act" else self.settings.mode
 
     def running_job(self, job_id: int) -> RunningJob | None:
         """A running elastic job as the last round found it."""
@@ -240,8 +240,8 @@ class Rounds:
         actions = self._without_resting(actions, seen.snapshot) if act else actions
         done = self.executor.run(actions, act, seen.snapshot.jobs, seen.numbers())
         if self.tripped and not before:
-            log.error("mode is advise for a while: %s", self.tripped)
-            detail = {"why": self.tripped, "mode": "advise"}
+            log.error("mode is review for a while: %s", self.tripped)
+            detail = {"why": self.tripped, "mode": "review"}
             self.store.add_event(0, EventKind.TRIPPED, "selasticd", detail, self.clock())
         return done
 

@@ -30,7 +30,7 @@ from ..slurm.model import Size, Snapshot
 from ..slurm.site import Site
 
 OFF, REVIEW, ACT = "off", "review", "act"
-REACHES = {"off": OFF, "observe": OFF, "advise": REVIEW, "act": ACT}
+REACHES = {"off": OFF, "observe": OFF, "review": REVIEW, "act": ACT}
 """How far a service may go, by the daemon's mode."""
 
 

@@ -164,7 +164,8 @@ EVENTS = Route(
 )  # fmt: skip
 ACCT = Route("acct", "GET", "/v1/acct", "Every size that jobs have had", query=AcctQuery)
 PLAN = Route("plan", "GET", "/v1/plan", "The last plan, or one made now", query=PlanQuery)
-ADVICE = Route("advice", "GET", "/v1/advice", "What advice would have brought", query=WindowQuery)
+REVIEW = Route("review", "GET", "/v1/review", "What acting would have brought", query=WindowQuery)
+ADVICE = Route("advice", "GET", "/v1/advice", "The same, as selastic 0.2 asks for it", query=WindowQuery)
 HOSTS = Route("hosts", "GET", "/v1/hosts", "Pairs of hosts that did not reach each other")
 CLEAR_HOSTS = Route(
     "clear_hosts", "POST", "/v1/hosts/clear", "Hosts reach each other again", message=messages.Reachable
@@ -175,7 +176,7 @@ USAGE = Route("usage", "GET", "/v1/report", "How jobs have gone", query=WindowQu
 
 ROUTES = (
     *(REPORTS, RESIZE, HEALTH, OPENAPI, METRICS, REGISTER, PHASES, PIN),
-    *(STATUS, JOB, EXPLAIN, PREDICT, EVENTS, ACCT, PLAN, ADVICE, USAGE, HOSTS, CLEAR_HOSTS, PREDICTIONS),
-    *(PROBES, PROBED),
+    *(STATUS, JOB, EXPLAIN, PREDICT, EVENTS, ACCT, PLAN, REVIEW, USAGE, HOSTS, CLEAR_HOSTS, PREDICTIONS),
+    *(PROBES, PROBED, ADVICE),
 )
 """Looked up in this order: what every job asks all the time comes first."""

@@ -437,7 +437,7 @@ def test_the_confined_unit_does_its_work(booted: dict[str, str]) -> None:
 
 def test_systemd_sees_that_it_is_ready_and_that_it_hangs(booted: dict[str, str]) -> None:
     """Started means ready, its status says how it goes, and one that stands still is replaced."""
-    assert booted["watchdog"].split("\n") == ["notify", "1min", "mode advise; rounds succeed", "1", "active"]
+    assert booted["watchdog"].split("\n") == ["notify", "1min", "mode review; rounds succeed", "1", "active"]
 
 
 def test_the_journal_has_priorities(booted: dict[str, str]) -> None:

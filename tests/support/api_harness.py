@@ -125,7 +125,7 @@ class FakeController:
         return [DecisionRow(job, 1.0, 1, 2, 64, 64, "grow_idle", None, None) for job in (7, 8)]
 
     def health(self) -> Health:
-        return Health(mode="advise", rounds=1)
+        return Health(mode="review", rounds=1)
 
     fairness = "account"
 

@@ -57,7 +57,7 @@ class StoredController:
 
     def health(self) -> Health:
         models = ModelsInUse(prior="9 earlier runs of this cluster", runs=9, programs=2, learned_at=0.0)
-        return Health(mode="advise", models=models)
+        return Health(mode="review", models=models)
 
 
 class Caller:

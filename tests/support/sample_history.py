@@ -86,5 +86,5 @@ def _decision(
     job_id: int, at: float, gpus: int, target: int, evidence: dict[str, object], reason: str = "grow_idle"
 ) -> DecisionRow:
     code = reason if gpus != target else "keep_best"
-    mode = "act" if "pool" in evidence else "advise"
+    mode = "act" if "pool" in evidence else "review"
     return DecisionRow(job_id, at, gpus, target, 64, 64, code, None, None, evidence, mechanism="companion", mode=mode)

@@ -77,7 +77,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 def test_health_needs_no_credential(world: World) -> None:
     """Anyone may see that the daemon is there and in which mode."""
     health = world.http.get("/v1/health").json()
-    assert (health["status"], health["version"], health["mode"], health["rounds"]) == ("ok", VERSION, "advise", 1)
+    assert (health["status"], health["version"], health["mode"], health["rounds"]) == ("ok", VERSION, "review", 1)
 
 
 def test_registration_gives_a_token_for_that_job_alone(world: World) -> None:

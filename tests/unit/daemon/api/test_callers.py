@@ -244,14 +244,14 @@ def test_private_data_hides_others_jobs(tmp_path: Path) -> None:
     with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
         store.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
         store.set_in_use(8, 1, (), 64, 10.0)
-        store.save_decisions(1.0, [DecisionRow(8, 1.0, 4, 8, 64, 64, "grow_idle", None, None, mode="advise")])
+        store.save_decisions(1.0, [DecisionRow(8, 1.0, 4, 8, 64, 64, "grow_idle", None, None, mode="review")])
         hidden, seen = Viewer(ADA, False, True), Viewer(ADA)
         assert [row.job_id for row in reports.status(store, hidden, 9.0)] == [7]
         assert [row.job_id for row in reports.status(store, seen, 9.0)] == [7, 8]
         assert reports.acct(store, hidden, 9.0) == [] and len(reports.acct(store, seen, 9.0)) == 1
         assert reports.plan(store, hidden) == PlanTable(at=None, jobs=())
-        assert reports.advise(store, hidden, 9.0, start=0.0).cluster.jobs == 0
-        assert reports.advise(store, seen, 9.0, start=0.0).cluster.jobs == 1
+        assert reports.review(store, hidden, 9.0, start=0.0).cluster.jobs == 0
+        assert reports.review(store, seen, 9.0, start=0.0).cluster.jobs == 1
         for report in (reports.job, reports.explain):
             with pytest.raises(NotFound, match="job 8 is not known"):
                 report(store, 8, hidden, 9.0)

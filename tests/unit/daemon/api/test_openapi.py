@@ -48,7 +48,7 @@ def decision(at: float, before: int, after: int, reason: str = "grow_idle") -> D
         **known, "capacity_gpus": 16, "idle_gpus": 0, "for_job": 99, "for_gpus": 2, "for_jobs": [named[1]],
         "others": [named[0]], "passed_over": [{"mechanism": "requeue", "why": "it is not named"}], "next": "later",
     }  # fmt: skip
-    row = DecisionRow(7, at, before, after, 16 * before, 16 * after, reason, 1.0, 0.5, evidence, mode="advise")
+    row = DecisionRow(7, at, before, after, 16 * before, 16 * after, reason, 1.0, 0.5, evidence, mode="review")
     return dataclasses.replace(
         row, alternatives=[{"gpus": 2, "batch": 64, "value": 0.5}, {"gpus": 1, "why": "too few"}]
     )
@@ -131,7 +131,7 @@ def test_every_answer_is_described_field_by_field() -> None:
     """No answer but the document itself and the metrics is an object of which nothing is said; what a record's field
     means is said where the record is."""
     paths = openapi.document()
-    described = {kind.__name__ for kind in ANSWERS.values()} | {"Evidence", "HeldPiece", "JobAdvice", "CurvePoint"}
+    described = {kind.__name__ for kind in ANSWERS.values()} | {"Evidence", "HeldPiece", "JobReview", "CurvePoint"}
     assert described <= set(paths["components"]["schemas"])
     assert {route.name for route in ROUTES if route not in ANSWERS} == {"openapi", "metrics"}
     evidence = paths["components"]["schemas"]["Evidence"]["properties"]

@@ -293,9 +293,9 @@ def test_what_slurm_refuses_and_still_holds_is_told(store: Store, viewer: Callab
 
 def test_an_advised_move_is_not_told_as_done(store: Store, viewer: Callable[..., Any]) -> None:
     """Below mode act the daemon only says what it would do, and the explanation must not read as if it did."""
-    steady(store, gpus_to=4, batch_to=512, reason="grow_idle", gain=0.5, mode="advise")
+    steady(store, gpus_to=4, batch_to=512, reason="grow_idle", gain=0.5, mode="review")
     text = "\n".join(render(reports.explain(store, 7, viewer(1000), NOW)))
-    would = "would grow to 4 GPUs, batch 256 -> 512 (mode advise: the daemon only says so)."
+    would = "would grow to 4 GPUs, batch 256 -> 512 (mode review: the daemon only says so)."
     assert text.startswith(f"Job 7 has 2 GPUs, batch 256, and {would}\n")
 
 
@@ -309,12 +309,12 @@ def test_a_move_that_is_yet_to_come_is_told_as_such(store: Store, viewer: Callab
 
 def test_a_later_move_of_a_resized_job_is_told_beside_its_last(story: Store, viewer: Callable[..., Any]) -> None:
     """What happened stays the outcome; what the daemon would do now stands under Now, with its mode."""
-    later = DecisionRow(1215, at("13:24:50"), 2, 4, 256, 512, "grow_idle", None, None, mode="advise")
+    later = DecisionRow(1215, at("13:24:50"), 2, 4, 256, 512, "grow_idle", None, None, mode="review")
     story.save_decisions(at("13:24:50"), [later])
     text = "\n".join(render(reports.explain(story, 1215, viewer(1000), NOW)))
     assert text.startswith("Job 1215 shrank from 4 to 2 GPUs")
     now = "it is to grow from 2 to 4 GPUs, batch 256 -> 512: GPUs were idle and no waiting job could use them"
-    assert f"Now {now}; the daemon only says so (mode advise)" in " ".join(text.split())
+    assert f"Now {now}; the daemon only says so (mode review)" in " ".join(text.split())
 
 
 def test_what_is_predicted_is_told_from_what_is_measured(store: Store, viewer: Callable[..., Any]) -> None:

@@ -65,11 +65,11 @@ SELASTIC = [sys.executable, "-m", "slurm_elastic.daemon.cli.main"]
         ),
         (["acct", "1215"], 2, "unrecognized arguments: 1215 (did you mean -j 1215?)"),
         (["acct", "-S", "now+1hour"], 2, "lies after now ("),
-        (["advise", "-S", "now+1hour"], 2, "lies after now ("),
+        (["review", "-S", "now+1hour"], 2, "lies after now ("),
         (["report", "-S", "now+1hour"], 2, "lies after now ("),
         (["unpin", "99"], 1, "job 99 is not known to selasticd: it never had"),
         (["acct", "-S", "2026-11-21", "-E", "2026-11-20"], 2, "lies after --endtime 2026-11-20T00:00:00"),
-        (["advise", "-E", "now-2days"], 2, "lies after --endtime"),
+        (["review", "-E", "now-2days"], 2, "lies after --endtime"),
         (["report", "-S", "now", "-E", "now-1hour"], 2, "lies after --endtime"),
         ([], 2, "status    what every job has now"),
     ],
@@ -222,7 +222,7 @@ def test_config_show_tells_what_the_models_start_from(daemon: Daemon, run: Run, 
     assert status == 0
     assert tomli.loads(out)["mode"] == "observe"
     runs, models = out.splitlines()[-2:]
-    assert runs.startswith("# selasticd at http://127.0.0.1:") and runs.endswith(" runs in mode advise.")
+    assert runs.startswith("# selasticd at http://127.0.0.1:") and runs.endswith(" runs in mode review.")
     assert "from 9 earlier runs of this cluster; programs with one of their own: 2." in models
 
 
@@ -283,8 +283,8 @@ def test_config_without_a_file_shows_the_defaults(run: Run, tmp_path: Path, monk
     for module in (config, settings):
         monkeypatch.setattr(module, "DEFAULT_FILE", tmp_path / "none.toml")
     monkeypatch.setenv("SELASTIC_CLIENT_CONF", str(tmp_path / "none.json"))
-    assert 'mode = "advise"' in run("config", "show")[1]
-    assert json.loads(run("config", "show", "--json")[1])["mode"] == "advise"
+    assert 'mode = "review"' in run("config", "show")[1]
+    assert json.loads(run("config", "show", "--json")[1])["mode"] == "review"
     assert run("config", "check")[1].endswith("none.toml: not there; selasticd would start with its defaults\n")
     status, _, err = run("config", "check", str(tmp_path / "other.toml"))
     assert status == 2 and "other.toml cannot be read (No such file or directory)" in err

@@ -13,6 +13,8 @@ from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.reports.probes import Remembered
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import PredictionRow
+from slurm_elastic.protocol.api import routes
+from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import ElasticError
 from slurm_elastic.protocol.messages import Probed, Tried, Unreached
 
@@ -169,11 +171,17 @@ def test_explain_events_plan_and_top(daemon: Daemon, run: Run) -> None:
     assert (status, out) == (1, "") and "job 99 is not known to selasticd" in err
 
 
-def test_advise_and_report_answer(daemon: Daemon, run: Run, tmp_path: Path) -> None:
+def test_review_and_report_answer(daemon: Daemon, run: Run, tmp_path: Path) -> None:
     """Both reach the daemon, show one's own jobs, and end with 1 for a job that is not known."""
-    status, out, _ = run("advise", "-S", "2026-11-20", "-nP", "-o", "jobid,moves")
+    status, out, _ = run("review", "-S", "2026-11-20", "-nP", "-o", "jobid,moves")
     assert (status, out.splitlines()) == (0, ["1207|0", "1215|0"])
-    status, out, err = run("advise", "-j", "99")
+    assert run("advise", "-S", "2026-11-20", "-nP", "-o", "jobid,moves") == (
+        *(status, out),
+        "selastic: 'advise' is 'review' now; the next release does not know the old name\n",
+    )
+    window = routes.WindowQuery(0.0, steady_now())
+    assert Client().call(routes.ADVICE, query=window) == Client().call(routes.REVIEW, query=window)
+    status, out, err = run("review", "-j", "99")
     assert (status, out) == (1, "") and "job 99 is not known" in err
     status, out, _ = run("report", "-S", "2026-11-20")
     assert status == 0 and out.startswith("<!DOCTYPE html>") and "resnet" in out and "secret" not in out

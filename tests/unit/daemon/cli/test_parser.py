@@ -148,7 +148,7 @@ def test_the_daemons_pages_say_what_its_parser_and_settings_say(generated: Path)
     text = (generated / "man" / "selasticd.toml.5").read_text().replace("\\-", "-")
     for name in settings.FIELDS:
         assert (f"\n.BR {name} " in text) == (name not in reference.HIDDEN)
-    assert '.BR mode " = \\(dqadvise\\(dq"' in text and "Accepted: a number from 0.2 to 3600." in text
+    assert '.BR mode " = \\(dqreview\\(dq"' in text and "Accepted: a number from 0.2 to 3600." in text
 
 
 @pytest.mark.parametrize("page", ["selastic.1", "selasticd.8", "selasticd.toml.5"])

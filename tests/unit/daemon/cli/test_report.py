@@ -1,4 +1,4 @@
-"""`selastic report` and `selastic advise`: what they say of an afternoon, and to whom."""
+"""`selastic report` and `selastic review`: what they say of an afternoon, and to whom."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import sample_history
 
 from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.cli import main, options
-from slurm_elastic.daemon.cli.commands import advise
+from slurm_elastic.daemon.cli.commands import review
 from slurm_elastic.daemon.models.cache import observation
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.throughput import fit
-from slurm_elastic.daemon.reports.advise import Advice, WaitingAdvice
+from slurm_elastic.daemon.reports.review import Review, WaitingReview
 from slurm_elastic.daemon.reports.usage import CurvePoint, Usage
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.api.client import Client
@@ -71,7 +71,7 @@ def test_the_report_shows_ones_own(store: Store, viewer: Callable[..., Any]) -> 
 def test_advice_against_what_was(store: Store, viewer: Callable[..., Any]) -> None:
     """The same advice in two decisions is one move with one pause; what would have been is held against what was."""
     sample_history.advised(store)
-    told = reports.advise(store, viewer(0, True), sample_history.END, start=sample_history.START)
+    told = reports.review(store, viewer(0, True), sample_history.END, start=sample_history.START)
     chars, digits = told.jobs
     assert (chars.moves, chars.gpu_hours, chars.advised_gpu_hours) == (2, 12.0, 34.0)
     assert (chars.gpus, chars.advised_gpus, chars.pause_s) == (4.0, pytest.approx(34 / 3), 2.0)
@@ -84,23 +84,23 @@ def test_advice_against_what_was(store: Store, viewer: Callable[..., Any]) -> No
     )
     assert (last.advised_gpus, last.reason) == (2, "shrink_for_job")
     assert told.cluster.moves == 3 and told.cluster.jobs == 2 and told.acted == 0
-    assert told.waited == (WaitingAdvice(job_id=99, gpus=2, at=sample_history.START + 7200, waited_s=3600.0),)
+    assert told.waited == (WaitingReview(job_id=99, gpus=2, at=sample_history.START + 7200, waited_s=3600.0),)
 
 
 def test_advice_within_a_window(store: Store, viewer: Callable[..., Any]) -> None:
     """What stood at the window's beginning counts from there, and one's own jobs are all that a user sees."""
     sample_history.advised(store)
     window = {"start": sample_history.START + 1800, "end": sample_history.START + 5400}
-    told = reports.advise(store, viewer(sample_history.ALICE), sample_history.END, **window)
+    told = reports.review(store, viewer(sample_history.ALICE), sample_history.END, **window)
     assert [(job.job_id, job.seconds, job.moves) for job in told.jobs] == [(11, 3600.0, 1)]
     assert told.cluster.jobs == 2 and told.waited == ()
-    assert reports.advise(store, viewer(0, True), sample_history.END, start=0.0, end=5.0).jobs == ()
+    assert reports.review(store, viewer(0, True), sample_history.END, start=0.0, end=5.0).jobs == ()
 
 
 def test_what_was_done_is_no_advice(store: Store, viewer: Callable[..., Any]) -> None:
     """Decisions that were acted on are counted, and not as advice."""
     sample_history.acted(store)
-    told = reports.advise(store, viewer(0, True), sample_history.END, start=sample_history.START)
+    told = reports.review(store, viewer(0, True), sample_history.END, start=sample_history.START)
     assert told.acted == 3 and told.cluster.moves == 0 and told.moves == ()
 
 
@@ -111,23 +111,23 @@ def test_the_commands_print_what_they_were_told(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    """`advise` ends with the cluster's sums in words; `report --html FILE` leaves a page and nothing else there."""
+    """`review` ends with the cluster's sums in words; `report --html FILE` leaves a page and nothing else there."""
     sample_history.advised(store)
-    answers = {Advice: reports.advise, Usage: reports.usage}
+    answers = {Review: reports.review, Usage: reports.usage}
 
     def ask(kind: type, query: WindowQuery, **_: object) -> object:
         return answers[kind](store, viewer(0, True), sample_history.END, start=query.start)
 
     monkeypatch.setattr(options, "ask", ask)
     monkeypatch.setattr(options, "clock", lambda: sample_history.END)
-    assert main.main(["advise", "-a"]) == 0
+    assert main.main(["review", "-a"]) == 0
     header, chars, digits, *sums = capsys.readouterr().out.splitlines()
     assert chars.split() == ["11", "chars", "alice", "03:00:00", "2", "4", "11.3", "12.0", "34.0", "+117%"]
     assert digits.split()[4:] == ["1", "8", "10.7", "24.0", "32.0", "+0%"] and header.split()[-1] == "CHANGE"
     assert "3 resizes advised, 30.00 GPU-hours more than the 36.00 they had" in sums[0]
     assert sums[1].startswith("progress of all jobs together: +") and "60 min of advice" in sums[1]
     assert sums[2].startswith("job 99 would have had its 2 GPUs at ") and sums[2].endswith("it waited 60 min longer")
-    assert main.main(["advise", "-a", "--moves", "-n", "-o", "JobID,GPUs,WouldGPUs,Reason"]) == 0
+    assert main.main(["review", "-a", "--moves", "-n", "-o", "JobID,GPUs,WouldGPUs,Reason"]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
         ["11", "4", "16", "grow_share"], ["11", "4", "2", "shrink_for_job"], ["12", "8", "16", "grow_idle"],
     ]  # fmt: skip
@@ -165,7 +165,7 @@ def test_a_page_without_jinja2_is_one_sentence(
     assert not (tmp_path / "page.html").exists()
 
 
-@pytest.mark.parametrize("command", ["report", "advise", "acct"])
+@pytest.mark.parametrize("command", ["report", "review", "acct"])
 def test_a_month_of_jobs_is_waited_for(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What tells of thousands of jobs takes the daemon longer than the ten seconds that the client waits for others."""
     waited = list[float | None]()
@@ -182,24 +182,24 @@ def test_a_month_of_jobs_is_waited_for(command: str, monkeypatch: pytest.MonkeyP
 def test_advice_says_what_of_it_is_only_predicted(store: Store, viewer: Callable[..., Any]) -> None:
     """A job is never measured at a size that it was only advised: how long that was, and how sure the model is."""
     sample_history.advised(store)
-    told = reports.advise(store, viewer(0, True), sample_history.END, start=sample_history.START)
-    assert told.cluster.doubt is None and "predicts" not in advise.summary(told, sample_history.END)[1]
+    told = reports.review(store, viewer(0, True), sample_history.END, start=sample_history.START)
+    assert told.cluster.doubt is None and "predicts" not in review.summary(told, sample_history.END)[1]
     guess = {"speedup_from": 1.0, "speedup_to": 2.0, "modelled": True, "doubt": 0.5}
     at = sample_history.END - 1800
     store.save_decisions(
         at, [sample_history._decision(12, at, 8, 24, guess), sample_history._decision(11, at, 4, 4, guess)]
     )
-    told = reports.advise(store, viewer(0, True), sample_history.END, start=sample_history.START)
+    told = reports.review(store, viewer(0, True), sample_history.END, start=sample_history.START)
     assert (told.cluster.modelled_s, told.cluster.doubt) == (1800.0, 0.5)
-    said = advise.summary(told, sample_history.END)[1]
+    said = review.summary(told, sample_history.END)[1]
     assert said.endswith("30 min of it at sizes never measured, as the model predicts them, give or take 50%")
     assert {move.job_id: move.doubt for move in told.moves}[12] == 0.5
 
 
 def test_no_advice_is_said(store: Store, viewer: Callable[..., Any]) -> None:
     """Nothing to resize, and nobody there, are sentences too."""
-    empty = reports.advise(store, viewer(0, True), 60.0, start=0.0)
-    assert advise.summary(empty, 60.0)[0].startswith("no elastic job ran from ")
+    empty = reports.review(store, viewer(0, True), 60.0, start=0.0)
+    assert review.summary(empty, 60.0)[0].startswith("no elastic job ran from ")
     quiet = replace(empty, acted=2, cluster=replace(empty.cluster, jobs=1))
-    (said,) = advise.summary(quiet, 60.0)
+    (said,) = review.summary(quiet, 60.0)
     assert "nothing would have been resized; 2 decisions of this time were acted on" in said

@@ -23,7 +23,7 @@ def write(tmp_path: Path, text: str) -> Path:
 def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
     """Every setting is optional, and the default changes nothing in the cluster."""
     assert load(write(tmp_path, "")) == Settings()
-    assert Settings().mode == "advise"
+    assert Settings().mode == "review"
     assert Settings().database_url == "sqlite:////var/lib/slurm-elastic/selastic.db"
 
 
@@ -43,7 +43,7 @@ def test_values_are_read(tmp_path: Path) -> None:
     [
         (
             'mode = "acting"',
-            r"mode='acting' is not accepted \(did you mean act\?\); accepted: off, observe, advise, act",
+            r"mode='acting' is not accepted \(did you mean act\?\); accepted: off, observe, review, act",
         ),
         ("roundinterval_s = 3", "setting roundinterval_s is not known; did you mean round_interval_s"),
         ("colour = 3", "setting colour is not known; accepted: mode, services, listen"),
@@ -81,6 +81,15 @@ def test_a_setting_of_an_earlier_release_is_refused_with_what_to_do(tmp_path: Pa
         load(file)
 
 
+def test_an_old_word_counts_for_a_release(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A daemon goes on in the mode its file names by the word of 0.2, and one line says the new word."""
+    assert load(write(tmp_path, 'mode = "advise"')).mode == "review"
+    assert caplog.messages == ['mode = "advise" is "review" now; the next release does not know the old word']
+    caplog.clear()
+    load(write(tmp_path, 'mode = "review"'))
+    assert caplog.messages == []
+
+
 def test_a_named_file_must_be_there(tmp_path: Path) -> None:
     """--config with a path that does not exist is a mistake, not an empty configuration."""
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -94,7 +103,7 @@ def test_a_user_needs_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     found = load(user_mode=True)
     assert found.user_mode and found.mode == "act" and found.address == (None, 0)
     assert found.state_dir == f"{tmp_path}/.slurm-elastic"
-    assert load(write(tmp_path, 'mode = "advise"'), user_mode=True).mode == "advise"
+    assert load(write(tmp_path, 'mode = "review"'), user_mode=True).mode == "review"
 
 
 def test_every_setting_explains_itself() -> None:

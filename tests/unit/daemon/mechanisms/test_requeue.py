@@ -469,8 +469,8 @@ def test_a_shrink_that_met_a_preemption_binds_the_job_to_no_node(tmp_path: Path,
 
 
 def test_advice_puts_nothing_back(tmp_path: Path) -> None:
-    """In mode advise a preempted job is Slurm's alone."""
-    world = World(tmp_path, nodes=4, mode="advise")
+    """In mode review a preempted job is Slurm's alone."""
+    world = World(tmp_path, nodes=4, mode="review")
     job = world.elastic(nodes=4, comment="elastic:gpus=4-16,step=4,batch=240-3840")
     world.round()
     world.slurm.client().requeue(job.job_id)

@@ -257,7 +257,7 @@ def test_every_report_is_json(story: Store, viewer: Callable[..., Any]) -> None:
     root = viewer(0, admin=True)
     facts = [reports.explain(story, row.job_id, root, NOW) for row in reports.status(story, root, NOW)]
     made = [*facts, *reports.acct(story, root, NOW), reports.plan(story, root), reports.events(story, 1215, root)]
-    made += [report(story, root, NOW, start=at("12:00:00")) for report in (reports.advise, reports.usage)]
+    made += [report(story, root, NOW, start=at("12:00:00")) for report in (reports.review, reports.usage)]
     for record in made:
         assert read(type(record), json.loads(json.dumps(asdict(record), allow_nan=False))) == record
 
@@ -304,12 +304,12 @@ def test_explain_tells_no_more_of_other_jobs_than_status(store: Store, viewer: C
 def test_a_sum_over_one_job_tells_nothing_of_it(story: Store, viewer: Callable[..., Any]) -> None:
     """Asking for the advice on another user's job by its id gives no sum that would be that job's own figures."""
     start = at("12:00:00")
-    stranger = reports.advise(story, viewer(1002), NOW, start=start, job=[1215])
+    stranger = reports.review(story, viewer(1002), NOW, start=start, job=[1215])
     assert stranger.cluster.jobs == stranger.acted == stranger.cluster.seconds == 0
-    assert reports.advise(story, viewer(1002), NOW, start=start).cluster.jobs > 1
-    owner = reports.advise(story, viewer(1000), NOW, start=start, job=[1215])
+    assert reports.review(story, viewer(1002), NOW, start=start).cluster.jobs > 1
+    owner = reports.review(story, viewer(1000), NOW, start=start, job=[1215])
     assert owner.cluster.jobs == 1 and owner.acted > 0
-    assert reports.advise(story, viewer(1002, private=True), NOW, start=start).acted == 0
+    assert reports.review(story, viewer(1002, private=True), NOW, start=start).acted == 0
 
 
 def test_capacity_is_not_timed_by_hidden_jobs(story: Store, viewer: Callable[..., Any]) -> None:

@@ -283,7 +283,7 @@ def test_a_failing_round_does_not_end_the_service(world: World, monkeypatch: pyt
     assert job.gpus == 24
 
 
-@pytest.mark.parametrize("mode", ["observe", "advise"])
+@pytest.mark.parametrize("mode", ["observe", "review"])
 def test_without_acting_nothing_is_changed(tmp_path: Path, mode: str) -> None:
     """Observing remembers; advising also decides, and marks its decisions as advice."""
     world = World(tmp_path, mode=mode)
@@ -292,14 +292,14 @@ def test_without_acting_nothing_is_changed(tmp_path: Path, mode: str) -> None:
         world.round()
     assert job.gpus == 4 and world.store.open_resizes() == []
     decision = world.store.decision(job.job_id)
-    if mode == "advise":
-        assert decision is not None and decision.gpus_to == 24 and decision.mode == "advise"
+    if mode == "review":
+        assert decision is not None and decision.gpus_to == 24 and decision.mode == "review"
     else:
         assert decision is None and world.store.observations(job.job_id)
     world.store.close()
 
 
-def test_refusals_in_a_row_make_it_advise(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_in_a_row_make_it_review(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """When Slurm refuses everything, the daemon stops acting, and says so."""
 
     def refuse(*_: object) -> None:
@@ -312,7 +312,7 @@ def test_refusals_in_a_row_make_it_advise(world: World, monkeypatch: pytest.Monk
         name = f"selastic-900{number}"
         world.slurm.submit(Component(1, 1), user=f"u{number}", name=name, comment=comment, batch=False, **whose)
     world.round()
-    assert world.rounds.mode == "advise"
+    assert world.rounds.mode == "review"
     assert [event.kind for event in world.store.events(0)] == ["tripped"]
     assert world.controller.health().tripped is True
     monkeypatch.undo()

@@ -16,7 +16,7 @@ from typing import IO, Any
 from waiting import wait_until
 
 SETTINGS = """
-mode = "advise"
+mode = "review"
 listen = "127.0.0.1:0"
 state_dir = "{state}"
 slurm_conf = "{slurm_conf}"

@@ -139,7 +139,7 @@ def test_check_says_whose_jobs_may_be_changed() -> None:
     """An admin who forgot the grant hears it before the first refusal; to advise it is not needed."""
     assert rights("selastic", None, "act") == "selastic may change all jobs"
     assert "the jobs of ml, physics, as coordinator" in rights("selastic", {"physics", "ml"}, "act")
-    assert rights("selastic", (), "advise").endswith("mode advise needs none")
+    assert rights("selastic", (), "review").endswith("mode review needs none")
     with pytest.raises(ConfigError, match="selastic may change nobody else's jobs"):
         rights("selastic", (), "act")
 

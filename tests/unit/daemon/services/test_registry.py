@@ -113,7 +113,7 @@ def test_one_that_acts_is_done_behind_those_before_it(world: Callable[..., World
     ("act", "toy=act", Site(checks_qos=True), REVIEW),
     ("act", "toy=review", Site(), REVIEW),
     ("act", "elastic=act", Site(), OFF),
-    ("advise", "toy=act", Site(), REVIEW),
+    ("review", "toy=act", Site(), REVIEW),
     ("observe", "toy=act", Site(), OFF),
     ("off", "toy=act", Site(), OFF),
 ])  # fmt: skip
@@ -131,7 +131,7 @@ def test_elastic_jobs_can_be_reviewed_alone(world: Callable[..., World]) -> None
     for _ in range(12):
         review.round()
     row = review.store.decision(job.job_id)
-    assert row is not None and (row.mode, row.gpus_from) == ("advise", 4) and row.gpus_to > 4
+    assert row is not None and (row.mode, row.gpus_from) == ("review", 4) and row.gpus_to > 4
     assert job.gpus == 4 and not review.store.open_resizes() and review.rounds.mode == "act"
 
 

@@ -75,8 +75,8 @@ def test_a_call_stops_in_time_and_the_next_goes_on(store: Store) -> None:
 
 
 def test_decisions_that_were_acted_on_go_sooner_and_end_no_advice_later(store: Store) -> None:
-    """Advice stands until the decision after it, so that one stays, and the last."""
-    modes = ["advise", "act", "act", "act", "advise", "act", "act"]
+    """Review stands until the decision after it, so that one stays, and the last."""
+    modes = ["review", "act", "act", "act", "review", "act", "act"]
     for at, mode in enumerate(modes, 1):
         store.save_decisions(float(at), [dataclasses.replace(DECISION, gpus_to=at, mode=mode)])
     assert store.prune_decisions(100.0, mode="act") == 2

@@ -75,9 +75,9 @@ def test_a_job_whose_gpus_are_gone_asks_for_its_scripts_size_again(world: World,
     assert world.snapshot().jobs[job.job_id].num_nodes == 4
 
 
-def test_in_advise_mode_no_waiting_job_is_touched(tmp_path: Path) -> None:
+def test_in_review_no_waiting_job_is_touched(tmp_path: Path) -> None:
     """`explain` says what would be done."""
-    world = World(tmp_path, first_size="smallest", mode="advise")
+    world = World(tmp_path, first_size="smallest", mode="review")
     world.rigid(6)
     job = world.elastic(4, comment=REQUEST)
     world.round()

@@ -1,4 +1,4 @@
-"""What the daemon would have done while it only advised, and what that would have brought: `selastic advise`.
+"""What the daemon would have done while it did not act, and what that would have brought: `selastic review`.
 
 Promise: each figure follows from stored decisions, held against what the job had at that moment; progress is the
 planner's own figure, and hours for which it had none are counted as unknown, not as nothing. Limit: a comparison, no
@@ -34,7 +34,7 @@ def _mean(value: float) -> str:
 
 
 @record
-class AdviceFigures:
+class ReviewFigures:
     """What following advice would have brought."""
 
     seconds: float = about("how long the job was seen, or the advice stood", Column("Time", form=elapsed))
@@ -59,7 +59,7 @@ class AdviceFigures:
 
 
 @record
-class JobAdvice(AdviceFigures, JobRecord):
+class JobReview(ReviewFigures, JobRecord):
     """The advice on one job, all of it together."""
 
     gpus: float = about("GPUs that it had; the mean over the time", Column("GPUs", form=_mean))
@@ -69,7 +69,7 @@ class JobAdvice(AdviceFigures, JobRecord):
 
 
 @record
-class MoveAdvice(AdviceFigures, JobRecord):
+class MoveReview(ReviewFigures, JobRecord):
     """One move that was advised."""
 
     at: float = about("when the move was first advised (--moves)", Column("At", form=moment))
@@ -89,14 +89,14 @@ class MoveAdvice(AdviceFigures, JobRecord):
 
 
 @record
-class ClusterAdvice(AdviceFigures):
+class ClusterReview(ReviewFigures):
     """The sums over all jobs."""
 
     jobs: int
 
 
 @record
-class WaitingAdvice:
+class WaitingReview:
     """A waiting job that room would have been made for."""
 
     job_id: int
@@ -106,16 +106,16 @@ class WaitingAdvice:
 
 
 @record
-class Advice:
-    """What the daemon would have done while it only advised."""
+class Review:
+    """What the daemon would have done while it did not act."""
 
     start: float
     end: float
     acted: int = about("decisions of this time that were acted on")
-    cluster: ClusterAdvice
-    jobs: tuple[JobAdvice, ...]
-    moves: tuple[MoveAdvice, ...]
-    waited: tuple[WaitingAdvice, ...]
+    cluster: ClusterReview
+    jobs: tuple[JobReview, ...]
+    moves: tuple[MoveReview, ...]
+    waited: tuple[WaitingReview, ...]
 
 
 @dataclass(slots=True)
@@ -160,7 +160,7 @@ class DecisionPeriod:
         return before * self.seconds, after * (self.seconds - self.pause_s)
 
 
-def figures(stretches: Sequence[DecisionPeriod]) -> AdviceFigures:
+def figures(stretches: Sequence[DecisionPeriod]) -> ReviewFigures:
     """The sums over stretches, of one job or of many."""
     advised = [stretch for stretch in stretches if stretch.advises]
     known = [(stretch, progress) for stretch in stretches if (progress := stretch.progress()) is not None]
@@ -168,7 +168,7 @@ def figures(stretches: Sequence[DecisionPeriod]) -> AdviceFigures:
     was, would = sum(before for _, (before, _) in known), sum(after for _, (_, after) in known)
     modelled_s = _seconds(modelled)
     doubt_s = sum(stretch.seconds * (stretch.evidence.doubt or 0.0) for stretch in modelled)
-    return AdviceFigures(
+    return ReviewFigures(
         seconds=_seconds(stretches),
         moves=sum(not stretch.again for stretch in advised),
         gpu_hours=sum(stretch.decision.gpus_from * stretch.seconds for stretch in stretches) / 3600,
@@ -186,9 +186,9 @@ def _seconds(stretches: Iterable[DecisionPeriod]) -> float:
     return sum(stretch.seconds for stretch in stretches)
 
 
-def advise(
+def review(
     store: Store, viewer: Viewer, now: float, *, start: float, end: float | None = None, job: Iterable[int] = ()
-) -> Advice:
+) -> Review:
     """`moves`, `jobs` and `waited` of the jobs that the viewer may see, `cluster`: the sums over all jobs.
 
     start, end: the window in unix seconds; job: only these ids (empty: all), also in the sums. The sums leave out
@@ -203,7 +203,7 @@ def advise(
         for stretch in stretched(store.decisions_within(start, end), start, end, jobs)
         if not wanted or stretch.decision.job_id in wanted
     ]
-    rows, moves, counted = list[JobAdvice](), list[MoveAdvice](), list[list[DecisionPeriod]]()
+    rows, moves, counted = list[JobReview](), list[MoveReview](), list[list[DecisionPeriod]]()
     for job_id, some in groupby(stretches, key=lambda stretch: stretch.decision.job_id):
         mine, owner = list(some), jobs[job_id]
         seen = may_see(viewer, owner)
@@ -213,11 +213,11 @@ def advise(
             rows.append(_job(owner, viewer, figures(mine)))
             moves += [_move(owner, viewer, run) for run in runs(mine)]
     total = list(chain.from_iterable(counted))
-    return Advice(
+    return Review(
         start=start,
         end=end,
         acted=sum(stretch.decision.mode == "act" for stretch in total),
-        cluster=made_from(ClusterAdvice, figures(total), jobs=len(counted)),
+        cluster=made_from(ClusterReview, figures(total), jobs=len(counted)),
         jobs=tuple(rows),
         moves=tuple(moves),
         waited=tuple(wait for wait in waited(stretches) if _visible(viewer, jobs.get(wait.job_id))),
@@ -264,7 +264,7 @@ def runs(stretches: Iterable[DecisionPeriod]) -> list[list[DecisionPeriod]]:
     return found
 
 
-def waited(stretches: Iterable[DecisionPeriod]) -> list[WaitingAdvice]:
+def waited(stretches: Iterable[DecisionPeriod]) -> list[WaitingReview]:
     """Waiting jobs that some job was advised to shrink for, by id."""
     advised = (stretch for stretch in stretches if stretch.advises)
     needs = [(need, stretch) for stretch in advised for need in stretch.evidence.for_jobs or ()]
@@ -275,7 +275,7 @@ def waited(stretches: Iterable[DecisionPeriod]) -> list[WaitingAdvice]:
             giver = stretch.decision.job_id
             seconds[giver] = seconds.get(giver, 0.0) + stretch.seconds
         at, waited_s = min(stretch.start for _, stretch in mine), max(seconds.values())
-        found.append(WaitingAdvice(job_id=job_id, gpus=mine[0][0].gpus, at=at, waited_s=waited_s))
+        found.append(WaitingReview(job_id=job_id, gpus=mine[0][0].gpus, at=at, waited_s=waited_s))
     return found
 
 
@@ -288,10 +288,10 @@ def _visible(viewer: Viewer, owner: JobRow | None) -> bool:
     return viewer.admin if owner is None else may_see(viewer, owner)
 
 
-def _job(job: JobRow, viewer: Viewer, whole: AdviceFigures) -> JobAdvice:
+def _job(job: JobRow, viewer: Viewer, whole: ReviewFigures) -> JobReview:
     hours = whole.seconds / 3600
     return made_from(
-        JobAdvice,
+        JobReview,
         job,
         whole,
         own=viewer.uid == job.uid,
@@ -300,10 +300,10 @@ def _job(job: JobRow, viewer: Viewer, whole: AdviceFigures) -> JobAdvice:
     )
 
 
-def _move(job: JobRow, viewer: Viewer, run: Sequence[DecisionPeriod]) -> MoveAdvice:
+def _move(job: JobRow, viewer: Viewer, run: Sequence[DecisionPeriod]) -> MoveReview:
     first, last = run[0].decision, run[-1].decision
     return made_from(
-        MoveAdvice,
+        MoveReview,
         job,
         last,
         figures(run),

@@ -1,4 +1,4 @@
-"""`selastic advise`: what selasticd would have done while it only advised, and what that would have brought: a row
+"""`selastic review`: what selasticd would have done while it did not act, and what that would have brought: a row
 for each job, with --moves for each move, and the cluster's sums. What an admin reads before setting mode = "act".
 
 Promise: it compares what was advised with what the job had, from stored decisions, pauses charged. Limit: it is no
@@ -12,20 +12,20 @@ from dataclasses import replace
 
 from slurm_elastic.protocol.api.routes import WindowQuery
 
-from ...reports.advise import Advice, ClusterAdvice, JobAdvice, MoveAdvice
 from ...reports.record import columns
+from ...reports.review import ClusterReview, JobReview, MoveReview, Review
 from ...text.times import format_time, span
 from .. import options
 
 DEFAULT = "JobID,Name,User,Time,Moves,GPUs,WouldGPUs,GPUHours,WouldGPUHours,Change"
 DAY_AGO = "now-1day"
 MOVES = "JobID,Name,User,At,Time,GPUs,WouldGPUs,Batch,WouldBatch,Change,Reason"
-_JOBS, _MOVES = columns(JobAdvice, capitals=True), columns(MoveAdvice, capitals=True)
+_JOBS, _MOVES = columns(JobReview, capitals=True), columns(MoveReview, capitals=True)
 FIELDS = (*_JOBS, *(column for column in _MOVES if column.name not in {known.name for known in _JOBS}))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `selastic advise`."""
+    """Options of `selastic review`."""
     options.add_job_filters(parser)
     options.add_window_options(parser, "from when (default: a day ago; advice is kept for 30 days)")
     parser.set_defaults(starttime=DAY_AGO)
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     now = options.clock()
     start, end = options.window(args, now, DAY_AGO)
     query = WindowQuery(start, end, tuple(args.jobs or ()))
-    advice = options.ask(Advice, query=query, timeout=options.LONG_S)
+    advice = options.ask(Review, query=query, timeout=options.LONG_S)
     _, unknown = options.named(args, advice.jobs)
     rows, moves = options.matching(advice.jobs, args), options.matching(advice.moves, args)
     kept = replace(advice, moves=tuple(moves)) if args.moves else replace(advice, jobs=tuple(rows))
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def summary(advice: Advice, now: float) -> list[str]:
+def summary(advice: Review, now: float) -> list[str]:
     """The sums in sentences."""
     total = advice.cluster
     since = f"from {format_time(advice.start, now)} to {format_time(advice.end, now)}"
@@ -76,7 +76,7 @@ def summary(advice: Advice, now: float) -> list[str]:
     return lines + ([_acted(advice)] if advice.acted else [])
 
 
-def _progress(total: ClusterAdvice) -> str:
+def _progress(total: ClusterReview) -> str:
     rest = (
         f" ({span(total.unknown_s)} of advice in which a job's speed was not known left out)" if total.unknown_s else ""
     )
@@ -89,7 +89,7 @@ def _progress(total: ClusterAdvice) -> str:
     return said
 
 
-def _acted(advice: Advice) -> str:
+def _acted(advice: Review) -> str:
     return f"{_count(advice.acted, 'decision')} of this time were acted on (mode act): see selastic acct"
 
 
