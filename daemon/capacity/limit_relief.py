@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from ..slurm.model import Job, Snapshot
-from .shrink_options import Giver, Unit
+from .shrink_options import ShrinkableJob, Unit
 from .slurm_limits import Bound, LimitUsage, amounts_of, charged
 
 
 class LimitRelief:
     """The usage of Slurm's limits, and the givers that make it less."""
 
-    def __init__(self, snapshot: Snapshot, givers: Mapping[int, Giver], usage: LimitUsage) -> None:
+    def __init__(self, snapshot: Snapshot, givers: Mapping[int, ShrinkableJob], usage: LimitUsage) -> None:
         self._jobs, self._givers, self._usage = snapshot.jobs, givers, usage
 
     def lacks(

@@ -21,7 +21,7 @@ from .constraints import meets
 from .ledger import Amount, Ledger
 from .limit_relief import LimitRelief
 from .pending_jobs import Need, NeedPart
-from .shrink_options import Giver, Unit, droppable, first_units, shrinks
+from .shrink_options import ShrinkableJob, Unit, droppable, first_units, shrinks
 from .slurm_limits import Bound, LimitUsage, charged
 
 _Rank = tuple[bool, float, int, float, float, int, str, tuple[Unit, ...]]
@@ -32,7 +32,7 @@ _FEW = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class RoomMade:
     """A waiting job for which there is, or will be, room."""
 
     need: Need
@@ -45,14 +45,14 @@ class Met:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The outcome: the ledger after every reservation, the forced units by job, who is met and who is not."""
+    """The outcome: the ledger after every reservation, the forced units by job, who is served and who is not."""
 
     ledger: Ledger
     forced: Mapping[int, frozenset[Unit]]
-    met: tuple[Met, ...] = ()
-    unmet: tuple[Need, ...] = ()
+    served: tuple[RoomMade, ...] = ()
+    unserved: tuple[Need, ...] = ()
     promised: LimitUsage = field(default_factory=lambda: LimitUsage(Site()))
-    """What those who are met will use of Slurm's limits."""
+    """What those who are served will use of Slurm's limits."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class _Try:
 def make_room(
     snapshot: Snapshot,
     ledger: Ledger,
-    givers: Iterable[Giver],
+    givers: Iterable[ShrinkableJob],
     waiting: Iterable[Need],
     usage: LimitUsage | None = None,
 ) -> Room:
@@ -85,42 +85,42 @@ def make_room(
         return Room(ledger.copy(), {}, promised=usage.empty())
     maker = _Maker(snapshot, ledger, {giver.job_id: giver for giver in givers}, usage)
     state = _Try(ledger.copy(), usage.empty(), {})
-    met: list[Met] = []
-    unmet: list[Need] = []
+    served: list[RoomMade] = []
+    unserved: list[Need] = []
     blocked: list[tuple[float, frozenset[str], frozenset[str]]] = []
     refused, limited = set[tuple[NeedPart, ...]](), set[tuple[object, ...]]()
     for need in waiting:
         like = need.parts, need.limit, tuple(charged(job) for job in need.jobs)
         if need.parts in refused or like in limited:
-            unmet.append(need)  # there was no room for one like it, and nobody was given any since
+            unserved.append(need)  # there was no room for one like it, and nobody was given any since
             continue
         partitions, nodes = maker.reach(state, need)
         before = min((at for at, other, theirs in blocked if partitions & other and nodes & theirs), default=inf)
         if before < inf and (need.time_limit_s is None or need.time_limit_s > before):
-            unmet.append(need)  # Slurm would not start it either: it would delay one that comes before it
+            unserved.append(need)  # Slurm would not start it either: it would delay one that comes before it
             continue
         under = maker.within_limits(state, need)
         attempt = maker.attempt(under, need) if under is not None else None
         if attempt is None and (under is None or not under.gives):
-            unmet.append(need)  # Slurm passes it over, or has not looked at it yet: it holds back nobody
+            unserved.append(need)  # Slurm passes it over, or has not looked at it yet: it holds back nobody
             limited.add(like)
             continue
         if attempt is None:
-            unmet.append(need)
+            unserved.append(need)
             refused.add(need.parts)
             blocked.append((maker.earliest(state, need), partitions, nodes))
             continue
         state = attempt
         refused.clear()
         limited.clear()
-        met.append(Met(need, tuple(attempt.nodes), attempt.given, attempt.waits))
-    return Room(state.ledger, state.dropped, tuple(met), tuple(unmet), state.promised)
+        served.append(RoomMade(need, tuple(attempt.nodes), attempt.given, attempt.waits))
+    return Room(state.ledger, state.dropped, tuple(served), tuple(unserved), state.promised)
 
 
 class _Maker:
     """What does not change while room is made."""
 
-    def __init__(self, snapshot: Snapshot, ledger: Ledger, givers: dict[int, Giver], usage: LimitUsage) -> None:
+    def __init__(self, snapshot: Snapshot, ledger: Ledger, givers: dict[int, ShrinkableJob], usage: LimitUsage) -> None:
         self.snapshot = snapshot
         self.givers = givers
         self.relief = LimitRelief(snapshot, givers, usage)

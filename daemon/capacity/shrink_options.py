@@ -46,7 +46,7 @@ class DropRule:
 
 
 @record(frozen=True, slots=True)
-class Giver:
+class ShrinkableJob:
     """An elastic job as far as it can give: what it trains on, and the sizes it accepts."""
 
     job_id: int
@@ -77,14 +77,14 @@ class Giver:
         return sum(piece.gpus for piece in self.pieces)
 
 
-def droppable(giver: Giver) -> Mapping[Unit, tuple[Unit, ...]]:
+def droppable(giver: ShrinkableJob) -> Mapping[Unit, tuple[Unit, ...]]:
     """Every unit that can go, with all the units that go with it (itself first)."""
     if giver.drops is None:
         object.__setattr__(giver, "drops", _droppable(giver))
     return giver.drops or {}
 
 
-def _droppable(giver: Giver) -> dict[Unit, tuple[Unit, ...]]:
+def _droppable(giver: ShrinkableJob) -> dict[Unit, tuple[Unit, ...]]:
     before = tuple(first_units(giver))
     found: dict[Unit, tuple[Unit, ...]] = {}
     for piece in giver.pieces:
@@ -101,7 +101,7 @@ def _droppable(giver: Giver) -> dict[Unit, tuple[Unit, ...]]:
     return {unit: tuple(dict.fromkeys((*along, *before))) for unit, along in found.items()} if before else found
 
 
-def first_units(giver: Giver) -> list[Unit]:
+def first_units(giver: ShrinkableJob) -> list[Unit]:
     """What goes before anything else of the job."""
     first = [kind for kind, rule in giver.rules.items() if rule.first]
     if not first:
@@ -123,7 +123,7 @@ def units_of(pieces: Iterable[Piece]) -> set[Unit]:
     return {(piece.slurm_job_id, node) for piece in pieces for node in piece.nodes}
 
 
-def shrinks(giver: Giver, forced: frozenset[Unit] = frozenset()) -> Mapping[int, tuple[Piece, ...]]:
+def shrinks(giver: ShrinkableJob, forced: frozenset[Unit] = frozenset()) -> Mapping[int, tuple[Piece, ...]]:
     """Every number of GPUs the job can come down to (its present one included), with the pieces it then keeps.
 
     Units in `forced` are gone in each of them. For one size there may be many ways; this gives the gentlest:
@@ -136,12 +136,12 @@ def shrinks(giver: Giver, forced: frozenset[Unit] = frozenset()) -> Mapping[int,
     return found
 
 
-def nodes_left(giver: Giver, forced: frozenset[Unit] = frozenset()) -> Mapping[int, int]:
+def nodes_left(giver: ShrinkableJob, forced: frozenset[Unit] = frozenset()) -> Mapping[int, int]:
     """GPUs -> nodes for every number of GPUs that the job can come down to."""
     return {k: sum([len(piece.nodes) for piece in pieces]) for k, pieces in shrinks(giver, forced).items()}
 
 
-def _shrinks(giver: Giver, forced: frozenset[Unit]) -> dict[int, tuple[Piece, ...]]:
+def _shrinks(giver: ShrinkableJob, forced: frozenset[Unit]) -> dict[int, tuple[Piece, ...]]:
     best: dict[int, tuple[int, tuple[Piece, ...]]] = {0: (0, ())}
     for rank, piece in enumerate(reversed(giver.pieces)):
         step: dict[int, tuple[int, tuple[Piece, ...]]] = {}
@@ -154,7 +154,7 @@ def _shrinks(giver: Giver, forced: frozenset[Unit]) -> dict[int, tuple[Piece, ..
     return {size: pieces for size, (_, pieces) in sorted(best.items())}
 
 
-def _cuts(giver: Giver, piece: Piece, rank: int, forced: frozenset[Unit]) -> list[tuple[Piece | None, int]]:
+def _cuts(giver: ShrinkableJob, piece: Piece, rank: int, forced: frozenset[Unit]) -> list[tuple[Piece | None, int]]:
     """Each way to cut one piece: what is kept (None: it goes whole) and its cost."""
     gone = [node for node in piece.nodes if (piece.slurm_job_id, node) in forced]
     rule = giver.rules.get(piece.kind)
@@ -181,7 +181,7 @@ def _cuts(giver: Giver, piece: Piece, rank: int, forced: frozenset[Unit]) -> lis
     return cuts
 
 
-def first_to_go(giver: Giver, nodes: Iterable[str]) -> list[str]:
+def first_to_go(giver: ShrinkableJob, nodes: Iterable[str]) -> list[str]:
     """The nodes of a piece, those to give up first: what a waiting job asks for by name, then what holds the others
     back most, then what lies furthest from the rest of the job (under the switch with the fewest of its nodes), then
     the end of the list, so that what is kept stays a prefix and ranks move least."""
@@ -200,7 +200,9 @@ WITHDRAWN = DropRule("growth", price=1, whole=True, first=True)
 """A growth that training has not switched to yet."""
 
 
-def with_growth(giver: Giver, resize: int, add: Sequence[Shape], granted: Iterable[RunningPiece]) -> Giver:
+def with_growth(
+    giver: ShrinkableJob, resize: int, add: Sequence[Shape], granted: Iterable[RunningPiece]
+) -> ShrinkableJob:
     """The giver with the nodes that an open resize adds, those granted and those still asked for. Until training has
     switched to them they are withdrawn whole; whether it switches first is not known here."""
     pieces = [replace(held.piece, kind=WITHDRAWN.kind) for held in granted]

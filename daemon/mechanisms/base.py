@@ -24,7 +24,7 @@ from ..actions.refusals import Refusal
 from ..capacity.companion_limits import CompanionLimits
 from ..capacity.ledger import Ledger
 from ..capacity.roster import ElasticJob, RunningPiece
-from ..capacity.shrink_options import DropRule, Giver, Unit
+from ..capacity.shrink_options import DropRule, ShrinkableJob, Unit
 from ..config.settings import Settings
 from ..slurm.site import Site
 from .timeouts import Bounds
@@ -43,7 +43,7 @@ class ResizableJob(Protocol):
     def gpus(self) -> int: ...
 
     @property
-    def giver(self) -> Giver: ...
+    def shrinkable(self) -> ShrinkableJob: ...
 
     @property
     def pause_s(self) -> float | None:

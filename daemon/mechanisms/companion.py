@@ -104,7 +104,7 @@ def _placed(
     job: ResizableJob, keep: Iterable[Piece], gpus: int, template: ShapeTemplate, free: FreeNodes, soon: bool
 ) -> tuple[Shape, ...] | None:
     """So many more GPUs, beside what it keeps where nodes are equal."""
-    switches = job.giver.switches
+    switches = job.shrinkable.switches
     home = {switches[node] for piece in keep for node in piece.nodes if node in switches} if free.under else ()
     near = {node for switch in home for node in free.under[switch]}
     return place(free.ledger, gpus, template, free.nodes, soon, near)

@@ -103,7 +103,7 @@ def _own_nodes(job: ResizableJob) -> dict[str, Amount]:
     """What the job gives back on each of its nodes."""
     own: dict[str, Amount] = {}
     for slurm_job_id, node in units_of(job.pieces):
-        own[node] = own.get(node, Amount()) + job.giver.share[slurm_job_id]
+        own[node] = own.get(node, Amount()) + job.shrinkable.share[slurm_job_id]
     return own
 
 

@@ -43,7 +43,7 @@ class _Known(NamedTuple):
     """None: not fitted yet, or nothing can have been measured."""
 
 
-class Fitted:
+class ModelCache:
     """The models of the jobs asked for last. Not thread-safe."""
 
     def __init__(self) -> None:

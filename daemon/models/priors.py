@@ -48,7 +48,7 @@ CLUSTER: Key = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class LearnedPrior:
     """A prior with where it comes from."""
 
     prior: Prior
@@ -58,7 +58,7 @@ class Known:
     learned_at: float | None = None
 
 
-SHIPPED = Known(DEFAULT, "the prior shipped with slurm-elastic, learned from public profiles")
+SHIPPED = LearnedPrior(DEFAULT, "the prior shipped with slurm-elastic, learned from public profiles")
 
 
 class Priors:
@@ -67,25 +67,25 @@ class Priors:
     def __init__(self, store: Store, clock: Callable[[], float] = steady_now) -> None:
         self._store, self._clock = store, clock
         self._learning = threading.Lock()
-        self._known: dict[Key, Known] = {}
+        self._known: dict[Key, LearnedPrior] = {}
         self._ended_to = clock()
         """Whose programs have been learned: of the jobs that had ended by then."""
         self._read()
 
-    def of_job(self, job_id: int) -> Known:
+    def of_job(self, job_id: int) -> LearnedPrior:
         """What is believed of this job, from its own program's runs where there were some."""
         return self._of_program(self._store.program_of(job_id))
 
-    def on_type(self, job_id: int, gpu_type: str) -> Known:
+    def on_type(self, job_id: int, gpu_type: str) -> LearnedPrior:
         """The same of its program on another kind of GPU."""
         program = self._store.program_of(job_id)
         return self._of_program((program[0], gpu_type) if program is not None else None)
 
-    def cluster(self) -> Known:
+    def cluster(self) -> LearnedPrior:
         """What is believed of a program that has never run."""
         return self._of_program(None)
 
-    def _of_program(self, program: Key | None) -> Known:
+    def _of_program(self, program: Key | None) -> LearnedPrior:
         known = self._known
         found = known.get(program) if program is not None else None
         return found or known.get(CLUSTER) or SHIPPED
@@ -147,9 +147,10 @@ class Priors:
             log.warning("the shipped prior is used: %s", error)
 
 
-def _in_use(rows: Sequence[PriorRow]) -> dict[Key, Known]:
+def _in_use(rows: Sequence[PriorRow]) -> dict[Key, LearnedPrior]:
     return {
-        (row.program, row.gpu_type): Known(from_plain(row.prior), words(row), row.runs, row.learned_at) for row in rows
+        (row.program, row.gpu_type): LearnedPrior(from_plain(row.prior), words(row), row.runs, row.learned_at)
+        for row in rows
     }
 
 

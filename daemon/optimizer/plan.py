@@ -19,8 +19,8 @@ from math import fsum
 
 from .choices import choices
 from .job_view import JobView, check
+from .planner_problem import problem_of
 from .policies import DEFAULT_POLICY, POLICIES
-from .posing import problem_of
 from .problem import Layout, checked
 from .solver.crossing_limits import solve_limited
 from .solver.knapsack import Solution, value_at

@@ -22,7 +22,7 @@ BITS = 6
 """Of the number of a group's jobs that count: up to 63 it is exact, then within 1.6 %. What was computed for the others
 of a large group stays when one more job comes."""
 
-Group = tuple[tuple[str, float], ...]
+ShareGroup = tuple[tuple[str, float], ...]
 """Between whom weight is divided: from the top of a tree down, the names of what a job belongs to, each with its
 shares among those beside it."""
 
@@ -31,7 +31,7 @@ shares among those beside it."""
 class GroupShare:
     """What a group has of its pool's weight."""
 
-    group: Group
+    group: ShareGroup
     jobs: int
     """That share it."""
     part: float
@@ -50,7 +50,7 @@ class Weights:
     """What its group has."""
 
 
-def group_shares(jobs: Mapping[int, Group]) -> dict[Group, GroupShare]:
+def group_shares(jobs: Mapping[int, ShareGroup]) -> dict[ShareGroup, GroupShare]:
     """What each group that has a job has; at every node of the tree, what comes down is divided by shares among those
     below it that have jobs."""
     sizes = Counter(jobs.values())
@@ -61,7 +61,7 @@ def group_shares(jobs: Mapping[int, Group]) -> dict[Group, GroupShare]:
     }
 
 
-def fair_factors(jobs: Mapping[int, Group]) -> dict[int, float]:
+def fairness_factors(jobs: Mapping[int, ShareGroup]) -> dict[int, float]:
     """By job, what makes its group's jobs share the group's weight. Empty with one group."""
     sizes = Counter(jobs.values())
     if len(sizes) < 2:
@@ -71,16 +71,16 @@ def fair_factors(jobs: Mapping[int, Group]) -> dict[int, float]:
     return {job: factors[group] for job, group in jobs.items()}
 
 
-def _beside(groups: Mapping[Group, int]) -> dict[Group, float]:
+def _beside(groups: Mapping[ShareGroup, int]) -> dict[ShareGroup, float]:
     """Of each node of the tree, the shares in all of those below it that have jobs. The same sum in any order."""
     nodes = {group[:depth] for group in groups for depth in range(1, len(group) + 1)}
-    below: dict[Group, list[float]] = {}
+    below: dict[ShareGroup, list[float]] = {}
     for node in nodes:
         below.setdefault(node[:-1], []).append(node[-1][1])
     return {node: math.fsum(shares) for node, shares in below.items()}
 
 
-def _below_the_top(group: Group, beside: Mapping[Group, float]) -> float:
+def _below_the_top(group: ShareGroup, beside: Mapping[ShareGroup, float]) -> float:
     """What of a top node's weight comes down to the group."""
     return math.prod(group[depth][1] / beside[group[:depth]] for depth in range(1, len(group)))
 
@@ -110,7 +110,7 @@ def short_factors(work: Mapping[int, float], power: float) -> dict[int, float]:
     return {job: factors[place] for job, place in at.items() if factors[place] != 1.0}
 
 
-def within_groups(factors: Mapping[int, float], groups: Mapping[int, Group]) -> dict[int, float]:
+def within_groups(factors: Mapping[int, float], groups: Mapping[int, ShareGroup]) -> dict[int, float]:
     """By job, these factors by the mean of its group's: what is left gives no group more than its shares.
 
     groups: of every job that has one. With one group, or none, nothing is changed. The mean is on the grid of the
@@ -118,7 +118,7 @@ def within_groups(factors: Mapping[int, float], groups: Mapping[int, Group]) -> 
     """
     if len(set(groups.values())) < 2:
         return dict(factors)
-    members: dict[Group, list[float]] = {}
+    members: dict[ShareGroup, list[float]] = {}
     for job, group in groups.items():
         members.setdefault(group, []).append(factors.get(job, 1.0))
     means = {group: 2.0 ** _step(math.log2(math.fsum(those) / len(those))) for group, those in members.items()}

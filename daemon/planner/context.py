@@ -97,7 +97,7 @@ class RoundContext:
         """What a job is to leave though nobody waits for it, and why."""
         found = submitted_units(self.running_jobs.values(), inputs.snapshot.jobs, usage)
         self.leaving |= {job_id: (Reason.SHRINK_SUBMITS, units) for job_id, units in found.items()}
-        self.said: dict[int, str] = {}
+        self.limiting_reasons: dict[int, str] = {}
         """What stands in the way of more, by job."""
         self.asleep: dict[int, int] = {}
         """GPUs by job that it could grow onto if they were awake."""
@@ -121,14 +121,14 @@ class RoundContext:
 
     def forced_gpus(self, running: RunningJob) -> int:
         """GPUs that a job gives up."""
-        return sum(running.giver.share[unit[0]].gpus for unit in self.forced(running))
+        return sum(running.shrinkable.share[unit[0]].gpus for unit in self.forced(running))
 
     def why_forced(self, running: RunningJob) -> Reason:
         """For an ordinary job when one that it makes room for is ordinary, else for an elastic one; or for nobody."""
         if running.job_id not in self.room.forced:
             return self.leaving[running.job_id][0]
-        for met in self.room.met:
-            if running.job_id in met.givers and not met.need.elastic:
+        for served in self.room.served:
+            if running.job_id in served.givers and not served.need.elastic:
                 return Reason.SHRINK_FOR_JOB
         return Reason.SHRINK_FOR_ELASTIC
 
@@ -151,7 +151,11 @@ class RoundContext:
             if late:  # too late for a successor
                 self.running_jobs[job_id] = replace(running, may_grow=False)
                 found[job_id] = Reason.COMPANION_ENDS, late
-            elif soon and running.may_grow and self._idle(running) >= sum(running.giver.share[i].gpus for i, _ in soon):
+            elif (
+                soon
+                and running.may_grow
+                and self._idle(running) >= sum(running.shrinkable.share[i].gpus for i, _ in soon)
+            ):
                 found[job_id] = Reason.COMPANION_ENDS, soon
         return found
 

@@ -17,23 +17,30 @@ from ..capacity.ledger import Ledger, Pool, pool_of, pools
 from ..capacity.make_room import Room, make_room
 from ..capacity.pending_jobs import Need, needs
 from ..capacity.placement import take
-from ..capacity.shrink_options import Giver
+from ..capacity.shrink_options import ShrinkableJob
 from ..capacity.slurm_limits import LimitUsage
 from ..capacity.unlisted_gpus import lasting, may_have_started, unlisted_gpus
 from ..config.settings import Settings
 from ..optimizer.policies import POLICIES
-from ..optimizer.weights import Group as Weighed
-from ..optimizer.weights import GroupShare, Weights, fair_factors, group_shares, short_factors, within_groups
+from ..optimizer.weights import (
+    GroupShare,
+    ShareGroup,
+    Weights,
+    fairness_factors,
+    group_shares,
+    short_factors,
+    within_groups,
+)
 from ..slurm.model import Job
-from .allocation import Division, Group, members_of
+from .allocation import Group, PoolAllocation, candidates_of
 from .context import Inputs, RoundContext
 from .fixed_targets import fixed_target
 from .free_capacity import asleep, comebacks, free_ledger, managed_gpus, reachable
 from .limit_usage import limit_usage
-from .moves import Allotment, Move, moves
+from .moves import Move, TargetSize, moves
 from .running.job import RunningJob
 from .running.time_left import remaining_s
-from .waiting.first_sizes import NO_FIRST_SIZES, Candidate, FirstSizes, Waiting, first_sizes
+from .waiting.first_sizes import NO_FIRST_SIZES, FirstSizes, StartingJob, Waiting, first_sizes
 from .waiting.shares import shares
 
 MOST_BATCHES = 256
@@ -45,7 +52,7 @@ class Decisions:
     """What a round decides, with what it went by."""
 
     context: RoundContext
-    division: Division
+    allocation: PoolAllocation
     pools: Mapping[int, Pool]
     """What each running job draws on, by job id."""
     moves: Mapping[int, Move] = field(default_factory=dict)
@@ -73,32 +80,34 @@ def decide(inputs: Inputs) -> Decisions:
     running_jobs = inputs.memory.running_jobs(inputs.roster, inputs.states, inputs.settings, inputs.site, inputs.now)
     found = pools(inputs.snapshot)
     places = {job_id: pool for job_id, s in running_jobs.items() if (pool := pool_of(found, s.job.base)) is not None}
-    seen = _seen(inputs, running_jobs, places)
-    room, first = _first_sizes(seen, found, places)
-    context = seen.context(room)
+    before = _before_room(inputs, running_jobs, places)
+    room, first = _first_sizes(before, found, places)
+    context = before.context(room)
     resumes = comebacks(inputs, context.room.ledger)
     by_pool = _by_pool(context, found, places)
-    made = Decisions(context, Division(context), places, withdrawn=_withdrawn(context), resumes=resumes, first=first)
+    made = Decisions(
+        context, PoolAllocation(context), places, withdrawn=_withdrawn(context), resumes=resumes, first=first
+    )
     nodes = reachable(inputs, context.running_jobs, places)
     context.asleep.update(asleep(inputs.snapshot, nodes))
-    allotments: list[Allotment] = []
+    target_sizes: list[TargetSize] = []
     groups = []
     for pool in found:
         decided, group = _group(made, pool, by_pool[pool.name])
-        allotments += decided
+        target_sizes += decided
         groups.append(group)
-    allotments += made.division.share([group for group in groups if group.members], nodes)
+    target_sizes += made.allocation.allocate([group for group in groups if group.members], nodes)
     made.left = context.room.ledger.copy()
-    moved = moves(allotments, made.left, nodes, context.companions)
-    made.moves = {**made.division.standing, **moved}
+    moved = moves(target_sizes, made.left, nodes, context.companions)
+    made.moves = {**made.allocation.unchanged, **moved}
     for job_id, limit in context.companions.refused.items():
-        context.said.setdefault(job_id, f"{limit} allows no further companion of that size")
+        context.limiting_reasons.setdefault(job_id, f"{limit} allows no further companion of that size")
     made.begun = _begun(moved.values(), inputs.settings)
     return made
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _BeforeRoom:
     """A round's jobs and GPUs before room is made for anyone."""
 
     inputs: Inputs
@@ -106,7 +115,7 @@ class _Seen:
     waiting: list[Need]
     ledger: Ledger
     usage: LimitUsage
-    givers: list[Giver]
+    givers: list[ShrinkableJob]
     unlisted: Mapping[str, int]
     weights: Weights
 
@@ -119,7 +128,7 @@ class _Seen:
         return RoundContext(self.inputs, self.running_jobs, room, self.usage, self.unlisted, self.weights)
 
 
-def _seen(inputs: Inputs, running_jobs: dict[int, RunningJob], places: Mapping[int, Pool]) -> _Seen:
+def _before_room(inputs: Inputs, running_jobs: dict[int, RunningJob], places: Mapping[int, Pool]) -> _BeforeRoom:
     """Who may be moved, who waits, and what is free."""
     snapshot = inputs.snapshot
     ledger = free_ledger(snapshot, running_jobs.values())
@@ -138,16 +147,16 @@ def _seen(inputs: Inputs, running_jobs: dict[int, RunningJob], places: Mapping[i
     factors = weights.factors
     free = (s for s in running_jobs.values() if s.growing or (s.frozen is None and s.state.pinned is None))
     givers = [s.giver_at(s.weight * factors.get(s.job_id, 1.0)) for s in free] if waiting else []
-    return _Seen(inputs, running_jobs, waiting, ledger, usage, givers, unlisted, weights)
+    return _BeforeRoom(inputs, running_jobs, waiting, ledger, usage, givers, unlisted, weights)
 
 
-def _first_sizes(seen: _Seen, found: Sequence[Pool], places: Mapping[int, Pool]) -> tuple[Room, FirstSizes]:
-    inputs = seen.inputs
+def _first_sizes(before: _BeforeRoom, found: Sequence[Pool], places: Mapping[int, Pool]) -> tuple[Room, FirstSizes]:
+    inputs = before.inputs
 
-    def divide(candidates: Sequence[Candidate], room: Room) -> dict[int, int]:
+    def divide(candidates: Sequence[StartingJob], room: Room) -> dict[int, int]:
         """What the plan of a round in which only the others get room would give them too."""
-        context = seen.context(room)
-        made, by_pool = Decisions(context, Division(context), places), _by_pool(context, found, places)
+        context = before.context(room)
+        made, by_pool = Decisions(context, PoolAllocation(context), places), _by_pool(context, found, places)
         planned = {one.need.job_id: one.script.gpus for one in candidates}
         for pool in found:
             own = [one for one in candidates if pool_of(found, one.job.base) is pool]
@@ -161,8 +170,8 @@ def _first_sizes(seen: _Seen, found: Sequence[Pool], places: Mapping[int, Pool])
             )
         return planned
 
-    waiting = Waiting(seen.waiting, inputs.roster.elastic, inputs.resized_waiting, inputs.passed, inputs.now)
-    return first_sizes(inputs.settings.first_size, waiting, seen.room, divide)
+    waiting = Waiting(before.waiting, inputs.roster.elastic, inputs.resized_waiting, inputs.passed, inputs.now)
+    return first_sizes(inputs.settings.first_size, waiting, before.room, divide)
 
 
 def _by_pool(context: RoundContext, found: Iterable[Pool], places: Mapping[int, Pool]) -> dict[str, list[RunningJob]]:
@@ -183,13 +192,13 @@ def _weights(inputs: Inputs, running_jobs: Mapping[int, RunningJob], places: Map
         groups = {s.job_id: grouping(s.job.base) for s in jobs} if grouping is not None else {}
         left = {s.job_id: work for s in jobs if (work := remaining_s(s, inputs.now))} if power else {}
         short |= within_groups(short_factors(left, power), groups)
-        known, fair = group_shares(groups), fair | fair_factors(groups)
+        known, fair = group_shares(groups), fair | fairness_factors(groups)
         of_groups |= {job_id: known[group] for job_id, group in groups.items()}
     both = {job_id: fair.get(job_id, 1.0) * short.get(job_id, 1.0) for job_id in fair.keys() | short.keys()}
     return Weights(both, short, of_groups)
 
 
-def _grouping(inputs: Inputs) -> Callable[[Job], Weighed] | None:
+def _grouping(inputs: Inputs) -> Callable[[Job], ShareGroup] | None:
     """Whose each job is, as far as fairness counts that; None: every job is for itself."""
     fairness, tree = inputs.settings.fairness, inputs.site.shares
     if fairness == "job":
@@ -202,16 +211,16 @@ def _grouping(inputs: Inputs) -> Callable[[Job], Weighed] | None:
 
 
 @lru_cache(maxsize=1 << 12)
-def _single(kind: str, name: str) -> Weighed:
+def _single(kind: str, name: str) -> ShareGroup:
     return ((f"{kind} {name}", 1.0),)
 
 
 def _withdrawn(context: RoundContext) -> dict[int, int]:
-    given = [(job_id, met.need.job_id) for met in reversed(context.room.met) for job_id in met.givers]
+    given = [(job_id, served.need.job_id) for served in reversed(context.room.served) for job_id in served.givers]
     return {job_id: need for job_id, need in given if context.running_jobs[job_id].growing}
 
 
-def _group(made: Decisions, pool: Pool, running_jobs: list[RunningJob]) -> tuple[list[Allotment], Group]:
+def _group(made: Decisions, pool: Pool, running_jobs: list[RunningJob]) -> tuple[list[TargetSize], Group]:
     """The fixed targets of the jobs of one pool, and what the optimizer is to share out among the others."""
     context = made.context
     reserve = context.inputs.settings.rigid_reserve_gpus * len(pool.partitions)
@@ -220,26 +229,26 @@ def _group(made: Decisions, pool: Pool, running_jobs: list[RunningJob]) -> tuple
     given = sum([context.forced_gpus(running) for running in running_jobs]) if context.gives else 0
     managed = managed_gpus(context.inputs.snapshot, pool, running_jobs, context.room.ledger, idle, made.withdrawn)
     made.capacity[pool.name] = managed - given
-    allotments, movable = [], []
+    target_sizes, movable = [], []
     for running in running_jobs:
-        allotment = None if running.optimized and not context.draining else fixed_target(context, running)
-        if allotment is not None:
-            allotments.append(allotment)
-            idle = max(0, idle - (0 if allotment.keep else max(0, allotment.gpus - running.gpus)))
-            context.limits.give(running.job_id, max(allotment.gpus, running.gpus))
+        target_size = None if running.optimized and not context.draining else fixed_target(context, running)
+        if target_size is not None:
+            target_sizes.append(target_size)
+            idle = max(0, idle - (0 if target_size.keep else max(0, target_size.gpus - running.gpus)))
+            context.limits.give(running.job_id, max(target_size.gpus, running.gpus))
         elif running.frozen is None:
             movable.append(running)
-    found = members_of(context, pool, movable, idle)
-    return allotments, Group(pool, found, idle + sum(m.rest for m in found))
+    found = candidates_of(context, pool, movable, idle)
+    return target_sizes, Group(pool, found, idle + sum(m.rest for m in found))
 
 
 def _begun(moved: Iterable[Move], settings: Settings) -> tuple[Move, ...]:
     """The moves that begin now: those for waiting jobs first, shrinks before growths, the most progress first; then
     those that change a batch alone, which take no node from anyone."""
     ready = [move for move in moved if move.changes and not move.later]
-    batches = sorted((move for move in ready if move.of_batch), key=lambda m: -m.allotment.progress_change)
+    batches = sorted((move for move in ready if move.of_batch), key=lambda m: -m.target_size.progress_change)
     ordered = sorted(
         (move for move in ready if not move.of_batch),
-        key=lambda m: (not m.allotment.forced, m.gpus > m.allotment.running.gpus, -m.allotment.progress_change),
+        key=lambda m: (not m.target_size.forced, m.gpus > m.target_size.running.gpus, -m.target_size.progress_change),
     )
     return (*ordered[: settings.max_resizes_per_round], *batches[:MOST_BATCHES])

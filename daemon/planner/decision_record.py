@@ -14,7 +14,7 @@ from slurm_elastic.db.rows import DecisionRow, Mark
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
 
-from ..capacity.make_room import Met
+from ..capacity.make_room import RoomMade
 from ..capacity.roster import ElasticJob
 from ..config.settings import SMALLEST, Settings
 from ..mechanisms.base import pause_s
@@ -28,7 +28,7 @@ from ..slurm.model import Size
 from ..text.reasons import Reason
 from .moves import Move, nearest_batch
 from .pools.answer import PoolAnswer
-from .pools.member import Member
+from .pools.candidate import Candidate
 from .pools.options import rests
 from .pools.speeds import speeds_at
 from .row_speeds import Row, Speeds, speeds_of
@@ -55,12 +55,12 @@ class DecisionContext:
     idle: int
     capacity: int
     pool: str = ""
-    member: Member | None = None
+    member: Candidate | None = None
     speeds: Speeds | None = None
     """Of a job that could be moved."""
     shared: PoolAnswer | None = None
     target: Target | None = None
-    met: tuple[Met, ...] = ()
+    served: tuple[RoomMade, ...] = ()
     """Waiting jobs that this one makes room for."""
     moved: Callable[[], Sequence[dict[str, Any]]] = tuple
     """Who moves, as `others` gives it."""
@@ -78,9 +78,9 @@ class DecisionContext:
 
 def mark_of(move: Move, mode: str) -> Mark:
     """The mark of the decision on a job that could be moved: `row` has the same."""
-    running, allotment = move.allotment.running, move.allotment
+    running, target_size = move.target_size.running, move.target_size
     mechanism = move.mechanism if move.changes else ""
-    return running.gpus, move.gpus, running.batch, allotment.batch, allotment.reason.value, mechanism, mode
+    return running.gpus, move.gpus, running.batch, target_size.batch, target_size.reason.value, mechanism, mode
 
 
 def mark_of_frozen(running: RunningJob, mode: str) -> Mark:
@@ -92,7 +92,7 @@ def mark_of_frozen(running: RunningJob, mode: str) -> Mark:
 
 def row(move: Move, begun: bool, context: DecisionContext) -> DecisionRow:
     """The decision on a job that could be moved."""
-    running, allotment, shared, target = move.allotment.running, move.allotment, context.shared, context.target
+    running, target_size, shared, target = move.target_size.running, move.target_size, context.shared, context.target
     changes, gpus = move.changes, move.gpus
     planned = _planned(target, gpus)
     gain = shared.progress if shared is not None and changes and planned else None
@@ -102,12 +102,12 @@ def row(move: Move, begun: bool, context: DecisionContext) -> DecisionRow:
         gpus_from=running.gpus,
         gpus_to=gpus,
         batch_from=running.batch,
-        batch_to=allotment.batch,
-        reason=allotment.reason.value,
+        batch_to=target_size.batch,
+        reason=target_size.reason.value,
         value=target.value if target and planned else None,
         gain=gain,
         evidence=_evidence(move, begun, planned, context),
-        alternatives=[known_values(one) for one in _alternatives(context.speeds) or _kept_more(move, context.met)],
+        alternatives=[known_values(one) for one in _alternatives(context.speeds) or _kept_more(move, context.served)],
         mechanism=move.mechanism if changes else "",
         mode=context.settings.mode,
     )
@@ -120,8 +120,8 @@ def _planned(target: Target | None, gpus: int) -> bool:
 
 def _evidence(move: Move, begun: bool, planned: bool, context: DecisionContext) -> dict[str, Any]:
     """What a row says beside its numbers, as the store keeps it. `planned`: the size is the optimizer's."""
-    running = move.allotment.running
-    worth, gain = _quality(running, move.gpus, move.allotment.batch, context.member) or (None, None)
+    running = move.target_size.running
+    worth, gain = _quality(running, move.gpus, move.target_size.batch, context.member) or (None, None)
     about = {name: getattr(context.speeds, name) for name in _SPEEDS}
     own = dict(
         **about, next=_next(move, begun, context), limit=context.limit or None, exact_gpus=_exact(context.target),
@@ -135,7 +135,7 @@ def _evidence(move: Move, begun: bool, planned: bool, context: DecisionContext) 
 
 def _changed(move: Move, begun: bool, planned: bool, context: DecisionContext) -> dict[str, Any]:
     """What is said of a job only when it is to change."""
-    running, settings = move.allotment.running, context.settings
+    running, settings = move.target_size.running, context.settings
     own, likely = running.pause_s, running.likely_pause_s
     if move.of_batch:
         own, likely = running.state.batch_pause_s, None
@@ -147,7 +147,7 @@ def _changed(move: Move, begun: bool, planned: bool, context: DecisionContext) -
         pause_s=move.cost_s(settings),
         pause_measured=own is not None,
         pause_likely=True if own is None and likely is not None else None,
-        tried=True if not planned and move.allotment.reason is Reason.GROW_IDLE else None,
+        tried=True if not planned and move.target_size.reason is Reason.GROW_IDLE else None,
     )
 
 
@@ -156,7 +156,7 @@ def _exact(target: Target | None) -> int | None:
     return target.exact if target is not None and target.exact != target.gpus else None
 
 
-def _quality(running: RunningJob, gpus: int, batch: int, member: Member | None) -> tuple[float, float] | None:
+def _quality(running: RunningJob, gpus: int, batch: int, member: Candidate | None) -> tuple[float, float] | None:
     """(worth of a sample, gain at the same size with until=quality) of a job that trains epochs at a batch that wastes
     many samples, if it trains until a quality is reached. None: it wastes few, or they are not known."""
     noise = running.state.noise_scale
@@ -204,16 +204,18 @@ def row_of_frozen(running: RunningJob, context: DecisionContext) -> DecisionRow:
     )
 
 
-def row_of_waiting(job: ElasticJob, met: Met | None, first: Size | None, now: float, settings: Settings) -> DecisionRow:
+def row_of_waiting(
+    job: ElasticJob, served: RoomMade | None, first: Size | None, now: float, settings: Settings
+) -> DecisionRow:
     """The decision on an elastic job in Slurm's queue. `first`: the size that it is to start at, if it is not what it
     asks for now."""
     gpus = job.base.gpus + sum(part.gpus for part in job.components)
-    evidence = Evidence(for_gpus=gpus, slurm_reason=job.base.reason, next=_coming(met, first, settings))
+    evidence = Evidence(for_gpus=gpus, slurm_reason=job.base.reason, next=_coming(served, first, settings))
     return DecisionRow(
         job_id=job.job_id,
         at=now,
         gpus_from=0,
-        gpus_to=0 if met is None else first.gpus if first is not None else gpus,
+        gpus_to=0 if served is None else first.gpus if first is not None else gpus,
         batch_from=0,
         batch_to=0,
         reason=Reason.WAITING.value,
@@ -224,12 +226,12 @@ def row_of_waiting(job: ElasticJob, met: Met | None, first: Size | None, now: fl
     )
 
 
-def _coming(met: Met | None, first: Size | None, settings: Settings) -> str | None:
+def _coming(served: RoomMade | None, first: Size | None, settings: Settings) -> str | None:
     """What becomes of a job in Slurm's queue."""
-    if met is None:
+    if served is None:
         return None
-    given = sum(met.givers.values())
-    room = f"elastic jobs give up {given} GPUs for it" if met.givers else "there is room for it"
+    given = sum(served.givers.values())
+    room = f"elastic jobs give up {given} GPUs for it" if served.givers else "there is room for it"
     if first is None:
         return room
     of = "the smallest size that it accepts" if settings.first_size == SMALLEST else "what the plan gives it"
@@ -243,7 +245,7 @@ def _common(running: RunningJob, context: DecisionContext) -> dict[str, Any]:
     until = running.until if running.until is not None and running.until > context.now else None
     failed = state.last is not None and state.last.state != ResizeState.DONE
     weight, counts = running.job.request.weight, weight_of(running.job.request, settings)
-    first = context.met[0].need if context.met else None
+    first = context.served[0].need if context.served else None
     return dict(
         idle_gpus=context.idle,
         capacity_gpus=context.capacity,
@@ -269,7 +271,7 @@ def _common(running: RunningJob, context: DecisionContext) -> dict[str, Any]:
         asleep_gpus=context.asleep or None,
         for_job=first.job_id if first is not None else None,
         for_gpus=first.gpus if first is not None else None,
-        for_jobs=_room_for(running, context.met) if context.met else None,
+        for_jobs=_room_for(running, context.served) if context.served else None,
     )
 
 
@@ -284,15 +286,17 @@ def _age(reported_at: float | None, now: float) -> float | None:
     return None if reported_at is None else max(0.0, round(now - reported_at, 3))
 
 
-def _room_for(running: RunningJob, met: Sequence[Met]) -> tuple[RoomFor, ...]:
-    return tuple(RoomFor(job_id=one.need.job_id, gpus=one.need.gpus, given=one.givers[running.job_id]) for one in met)
+def _room_for(running: RunningJob, served: Sequence[RoomMade]) -> tuple[RoomFor, ...]:
+    return tuple(
+        RoomFor(job_id=one.need.job_id, gpus=one.need.gpus, given=one.givers[running.job_id]) for one in served
+    )
 
 
-def others(moves: Sequence[Move], members: Mapping[int, Member]) -> list[dict[str, Any]]:
+def others(moves: Sequence[Move], members: Mapping[int, Candidate]) -> list[dict[str, Any]]:
     """Those who move, the largest changes first, as many as a row names beside its own job; the OtherMove of each as
     the store keeps it: all rows of a round name the same."""
     largest = nsmallest(MOST_OTHERS + 1, moves, key=_by_change)
-    rows = [Row(move.allotment.running, move.gpus, move.allotment.batch) for move in largest]
+    rows = [Row(move.target_size.running, move.gpus, move.target_size.batch) for move in largest]
     found = speeds_of([replace(row, member=members.get(row.running.job_id)) for row in rows])
     return [known_values(_other(row, speeds)) for row, speeds in zip(rows, found, strict=True)]
 
@@ -304,7 +308,7 @@ def _other(row: Row, speeds: Speeds) -> OtherMove:
 
 
 def _by_change(move: Move) -> tuple[int, int]:
-    running = move.allotment.running
+    running = move.target_size.running
     return -abs(move.gpus - running.gpus), running.job_id
 
 
@@ -315,12 +319,12 @@ def _alternatives(speeds: Speeds | None) -> list[Alternative]:
     ]
 
 
-def _kept_more(move: Move, met: Sequence[Met]) -> list[Alternative]:
+def _kept_more(move: Move, served: Sequence[RoomMade]) -> list[Alternative]:
     """The next size above the one that is left to a job which makes room, and why it was not left that one."""
-    running = move.allotment.running
-    if not met or not move.allotment.forced:
+    running = move.target_size.running
+    if not served or not move.target_size.forced:
         return []
     size = min((k for k in rests(running, frozenset()) if move.gpus < k <= running.gpus), default=running.gpus)
-    names = ", ".join(str(entry.need.job_id) for entry in met[:MOST_NAMED])
+    names = ", ".join(str(entry.need.job_id) for entry in served[:MOST_NAMED])
     batch = nearest_batch(batches(running.job.request, size), running.batch)
     return [Alternative(gpus=size, batch=batch, why=f"too few would be left for {names} to start")]

@@ -1,6 +1,6 @@
 """Jobs whose size is not the optimizer's to choose: pinned by their owner, on a draining node, or not measured (well).
 
-Promise: each gets one allotment with the reason for it, within the limits; for a job that the optimizer is to decide
+Promise: each gets one target_size with the reason for it, within the limits; for a job that the optimizer is to decide
 on, and for a frozen one, there is none.
 Limit: an unmeasured job never grows here; what it might gain is not guessed.
 """
@@ -17,13 +17,13 @@ from ..mechanisms import registry
 from ..mechanisms.base import WantedSize
 from ..text.reasons import Reason
 from .context import RoundContext
-from .moves import Allotment, nearest_batch
+from .moves import TargetSize, nearest_batch
 from .pools.options import rests
 from .running.job import RunningJob
 from .running.sizes import sizes
 
 
-def fixed_target(context: RoundContext, running: RunningJob) -> Allotment | None:
+def fixed_target(context: RoundContext, running: RunningJob) -> TargetSize | None:
     """What becomes of a job whose size is not the optimizer's to choose; None for any other."""
     if running.frozen is not None:
         return None
@@ -32,36 +32,36 @@ def fixed_target(context: RoundContext, running: RunningJob) -> Allotment | None
     if taken_back is not None:
         return taken_back
     if pinned is not None and pinned > running.gpus and running.state.stalled:
-        return Allotment(running, running.gpus, running.batch, Reason.KEEP_STALLED, 0.0)
+        return TargetSize(running, running.gpus, running.batch, Reason.KEEP_STALLED, 0.0)
     if pinned is not None and failed_lately(running) and (pinned > running.gpus or _by_requeue(running)):
-        return Allotment(running, running.gpus, running.batch, Reason.KEEP_FAILED, 0.0)
+        return TargetSize(running, running.gpus, running.batch, Reason.KEEP_FAILED, 0.0)
     if pinned is not None and pinned > running.gpus + context.more(running, pinned):
-        context.said[running.job_id] = (
+        context.limiting_reasons[running.job_id] = (
             f"it is pinned to {pinned} GPUs, and {context.limits.label(running.job_id)} in all"
         )
-        return Allotment(running, running.gpus, running.batch, Reason.KEEP_LIMIT, 0.0)
+        return TargetSize(running, running.gpus, running.batch, Reason.KEEP_LIMIT, 0.0)
     if pinned is not None and (why := out_of_reach(running, pinned)):
-        context.said[running.job_id] = f"it is pinned to {pinned} GPUs, and {why}"
-        return Allotment(running, running.gpus, running.batch, Reason.KEEP_PINNED, 0.0)
+        context.limiting_reasons[running.job_id] = f"it is pinned to {pinned} GPUs, and {why}"
+        return TargetSize(running, running.gpus, running.batch, Reason.KEEP_PINNED, 0.0)
     if pinned is not None:
         # An owner's word does not wait for a cooldown.
         batch = nearest_batch(running.job.request.batches(pinned), running.batch)
-        return Allotment(running, pinned, batch, Reason.KEEP_PINNED, float("inf"))
+        return TargetSize(running, pinned, batch, Reason.KEEP_PINNED, float("inf"))
     if not forced and _leaves(context, running):
-        return Allotment(running, running.gpus, running.batch, Reason.SHRINK_CAPACITY, 0.0, elsewhere=True)
+        return TargetSize(running, running.gpus, running.batch, Reason.SHRINK_CAPACITY, 0.0, elsewhere=True)
     if running.measured:
         return None
     if not forced:
         why = Reason.KEEP_UNFITTED if running.state.unfitted else Reason.KEEP_UNMEASURED
-        return Allotment(running, running.gpus, running.batch, why, 0.0)
+        return TargetSize(running, running.gpus, running.batch, why, 0.0)
     rest = max(rests(running, forced))
     batch = nearest_batch(running.job.request.batches(rest), running.batch)
-    return Allotment(running, rest, batch, context.why_forced(running), 0.0, forced)
+    return TargetSize(running, rest, batch, context.why_forced(running), 0.0, forced)
 
 
 def out_of_reach(running: RunningJob, gpus: int) -> str:
     """Why nothing that Slurm can do to the job leads to an accepted size; empty when something does."""
-    kept = shrinks(running.giver)
+    kept = shrinks(running.shrinkable)
 
     def reached(size: int) -> bool:
         wanted = WantedSize(size, max(kept, default=0))
@@ -74,14 +74,14 @@ def out_of_reach(running: RunningJob, gpus: int) -> str:
     return f"from the {running.gpus} that it has, on its nodes, it can't come to that; sizes in reach: {within}"
 
 
-def take_back(running: RunningJob) -> Allotment | None:
+def take_back(running: RunningJob) -> TargetSize | None:
     """Train again on what Slurm does not take, as far as that makes a size that the job accepts."""
-    found = shrinks(replace(running.giver, pieces=running.stuck))
+    found = shrinks(replace(running.shrinkable, pieces=running.stuck))
     size = max(found.keys() & sizes(running.job), default=0)
     if size <= running.gpus:
         return None
     batch = nearest_batch(running.job.request.batches(size), running.batch)
-    return Allotment(running, size, batch, Reason.TAKE_BACK, float("inf"), keep=found[size])
+    return TargetSize(running, size, batch, Reason.TAKE_BACK, float("inf"), keep=found[size])
 
 
 def failed_lately(running: RunningJob) -> bool:

@@ -21,7 +21,7 @@ from ..capacity.unlisted_gpus import listed_gpus, unlisted_gpus
 from ..optimizer.problem import Layout
 from ..slurm.model import Node, Snapshot
 from .context import Inputs
-from .pools.member import Member
+from .pools.candidate import Candidate
 from .running.eligibility import not_listed
 from .running.job import RunningJob
 from .running.sizes import sizes
@@ -166,7 +166,7 @@ def _suits(node: Node, constraint: str | None, whole: int) -> bool:
     return meets(constraint, node.features)
 
 
-def layout(groups: Sequence[tuple[Pool, Sequence[Member]]], ledger: Ledger, inputs: Inputs) -> Layout:
+def layout(groups: Sequence[tuple[Pool, Sequence[Candidate]]], ledger: Ledger, inputs: Inputs) -> Layout:
     """Where these pools' movable jobs are and where there is room, as a policy's planner takes it: GPUs alone. What is
     being released counts as free, nodes that take no work do not."""
     nodes = inputs.snapshot.nodes
@@ -179,10 +179,10 @@ def layout(groups: Sequence[tuple[Pool, Sequence[Member]]], ledger: Ledger, inpu
     )
 
 
-def _held(m: Member) -> dict[int, Mapping[str, int]]:
+def _held(m: Candidate) -> dict[int, Mapping[str, int]]:
     """GPUs by node at each size that the job can come down to."""
     found = {m.rest: _by_node(without(m.running.pieces, m.forced))}
-    for size, pieces in shrinks(m.running.giver, m.forced).items() if m.forced or m.running.may_shrink else ():
+    for size, pieces in shrinks(m.running.shrinkable, m.forced).items() if m.forced or m.running.may_shrink else ():
         if size in m.options.downs and size != m.rest:
             found[size] = _by_node(pieces)
     return found

@@ -57,7 +57,7 @@ def draining_units(running: RunningJob, leave: frozenset[str]) -> frozenset[Unit
     without them."""
     if running.frozen is not None:
         return _NONE
-    drops, companions = droppable(running.giver), (piece for piece in running.pieces if piece.kind == "companion")
+    drops, companions = droppable(running.shrinkable), (piece for piece in running.pieces if piece.kind == "companion")
     drained = [unit for unit in units_of(companions) if unit[1] in leave and unit in drops]
     found = frozenset(other for unit in drained for other in drops[unit])
     return found if found and _rests(running, found) else _NONE
@@ -88,14 +88,14 @@ def submitted_units(
 
 def _companions(running: RunningJob) -> list[Piece]:
     """Those that it may leave."""
-    rule = running.giver.rules.get("companion")
+    rule = running.shrinkable.rules.get("companion")
     if running.frozen is not None or rule is None or not rule.whole:
         return []
     return [piece for piece in running.pieces if piece.kind == "companion"]
 
 
 def _rests(running: RunningJob, units: frozenset[Unit]) -> bool:
-    return not sizes(running.job).isdisjoint(shrinks(running.giver, units))
+    return not sizes(running.job).isdisjoint(shrinks(running.shrinkable, units))
 
 
 def _left_s(jobs: Mapping[int, Job], job_id: int, at: float) -> float:

@@ -24,7 +24,7 @@ from .running.sizes import ascending_sizes, sizes
 
 
 @record(frozen=True, slots=True)
-class Allotment:
+class TargetSize:
     """What a job is to have, before it is known where."""
 
     running: RunningJob
@@ -42,9 +42,9 @@ class Allotment:
 
 @record(frozen=True, slots=True)
 class Move:
-    """An allotment with its pieces. `later` says why it cannot be begun in this round; empty when it can."""
+    """An target_size with its pieces. `later` says why it cannot be begun in this round; empty when it can."""
 
-    allotment: Allotment
+    target_size: TargetSize
     keep: tuple[Piece, ...]
     add: tuple[Shape, ...] = ()
     later: str = ""
@@ -53,139 +53,139 @@ class Move:
 
     @property
     def gpus(self) -> int:
-        if not self.add and self.keep is self.allotment.running.pieces:
-            return self.allotment.running.gpus
+        if not self.add and self.keep is self.target_size.running.pieces:
+            return self.target_size.running.gpus
         return sum(piece.gpus for piece in self.keep) + sum(shape.gpus for shape in self.add)
 
     @property
     def changes(self) -> bool:
-        now = self.allotment.running
-        return bool(self.add) or self.keep != now.pieces or self.allotment.batch != now.batch
+        now = self.target_size.running
+        return bool(self.add) or self.keep != now.pieces or self.target_size.batch != now.batch
 
     @property
     def of_batch(self) -> bool:
         """Whether the batch alone changes."""
-        now = self.allotment.running
-        return not self.add and self.allotment.batch != now.batch and self.keep == now.pieces
+        now = self.target_size.running
+        return not self.add and self.target_size.batch != now.batch and self.keep == now.pieces
 
     @property
     def by(self) -> tuple[Mechanism, ...]:
         """The mechanisms that do it; none when the batch alone changes."""
-        return registry.used(self.allotment.running.pieces, self.keep, self.placed_by)
+        return registry.used(self.target_size.running.pieces, self.keep, self.placed_by)
 
     @property
     def mechanism(self) -> str:
         """Their names, or batch."""
         by = self.by
-        if not by and self.allotment.batch != self.allotment.running.batch:
+        if not by and self.target_size.batch != self.target_size.running.batch:
             return "batch"
         return "+".join(mechanism.name for mechanism in by)
 
     def cost_s(self, settings: Settings) -> float:
         """Seconds that the training is expected to stand still for it."""
         if self.of_batch:
-            return self.allotment.running.state.batch_pause_s or 0.0
-        return registry.cost_s(self.allotment.running, self.by, settings)
+            return self.target_size.running.state.batch_pause_s or 0.0
+        return registry.cost_s(self.target_size.running, self.by, settings)
 
     def passed_over(self, settings: Settings) -> dict[str, str]:
         """Why not, by the name of every mechanism that has no part in it."""
-        running = self.allotment.running
-        chosen = ChosenWay(self.gpus, self.by, self.cost_s(settings), self.allotment.elsewhere)
+        running = self.target_size.running
+        chosen = ChosenWay(self.gpus, self.by, self.cost_s(settings), self.target_size.elsewhere)
         return registry.passed_over(running, running.site, chosen, settings)
 
     def resize(self, wait_s: float, number: int = 0) -> Resize:
         """The message to the supervisor; in the daemon its number comes from the store."""
-        allotment = self.allotment
+        target_size = self.target_size
         return Resize(
             id=number,
-            job_id=allotment.running.job_id,
+            job_id=target_size.running.job_id,
             keep=self.keep,
             add=self.add,
             gpus=self.gpus,
-            batch=allotment.batch,
-            reason=allotment.reason.value,
+            batch=target_size.batch,
+            reason=target_size.reason.value,
             wait_s=wait_s,
         )
 
 
 def moves(
-    allotments: Sequence[Allotment],
+    target_sizes: Sequence[TargetSize],
     ledger: Ledger,
     nodes: Mapping[int, Collection[str]],
     companions: CompanionLimits | None = None,
 ) -> dict[int, Move]:
-    """A move for every allotment, by job id. `nodes`: where each job may grow. Ledger and companions are used up
+    """A move for every target_size, by job id. `nodes`: where each job may grow. Ledger and companions are used up
     in place."""
     found: dict[int, Move] = {}
-    placing: dict[Mechanism, list[Allotment]] = {mechanism: [] for mechanism in registry.MECHANISMS}
-    for allotment in allotments:
-        running = allotment.running
-        if allotment.keep:
-            found[running.job_id] = Move(allotment, allotment.keep)
+    placing: dict[Mechanism, list[TargetSize]] = {mechanism: [] for mechanism in registry.MECHANISMS}
+    for target_size in target_sizes:
+        running = target_size.running
+        if target_size.keep:
+            found[running.job_id] = Move(target_size, target_size.keep)
             continue
-        if allotment.gpus == running.gpus and not allotment.forced and not allotment.elsewhere:
-            found[running.job_id] = Move(allotment, running.pieces)
+        if target_size.gpus == running.gpus and not target_size.forced and not target_size.elsewhere:
+            found[running.job_id] = Move(target_size, running.pieces)
             continue
-        grows = allotment.gpus > running.gpus and not allotment.forced
-        kept = {running.gpus: running.pieces} if grows else shrinks(running.giver, allotment.forced)
-        if not allotment.elsewhere and allotment.gpus in kept:
-            found[running.job_id] = Move(allotment, kept[allotment.gpus])
-            _free(ledger, allotment, kept[allotment.gpus])
+        grows = target_size.gpus > running.gpus and not target_size.forced
+        kept = {running.gpus: running.pieces} if grows else shrinks(running.shrinkable, target_size.forced)
+        if not target_size.elsewhere and target_size.gpus in kept:
+            found[running.job_id] = Move(target_size, kept[target_size.gpus])
+            _free(ledger, target_size, kept[target_size.gpus])
             continue
-        wanted = WantedSize(allotment.gpus, max(kept, default=0), bool(allotment.forced), allotment.elsewhere)
+        wanted = WantedSize(target_size.gpus, max(kept, default=0), bool(target_size.forced), target_size.elsewhere)
         mechanism = registry.cheapest(running, running.site, wanted)
         if mechanism is None:
-            found[running.job_id] = _stay(allotment)  # nothing leads there from what it has
+            found[running.job_id] = _stay(target_size)  # nothing leads there from what it has
         else:
-            placing[mechanism].append(allotment)
-    under = _under([allotment for placed in placing.values() for allotment in placed])
+            placing[mechanism].append(target_size)
+    under = _under([target_size for placed in placing.values() for target_size in placed])
     shared: dict[int, FreeNodes] = {}
     for mechanism, placed in placing.items():
         free = {}
-        for allotment in placed:  # most jobs may grow onto the same nodes
-            own = nodes.get(allotment.running.job_id, ())
+        for target_size in placed:  # most jobs may grow onto the same nodes
+            own = nodes.get(target_size.running.job_id, ())
             if id(own) not in shared:
                 shared[id(own)] = FreeNodes(ledger, own, under, companions)
-            free[allotment.running.job_id] = shared[id(own)]
+            free[target_size.running.job_id] = shared[id(own)]
         if mechanism.adds:
             # Who can grow on few nodes only comes first: others find room elsewhere.
             placed.sort(key=lambda w: (len(free[w.running.job_id].nodes), -w.progress_change, w.running.job_id))
-        for allotment in placed:
-            move = _place(mechanism, allotment, free[allotment.running.job_id])
-            if companions is not None and not move.changes and allotment.running.job_id in companions.refused:
-                move = replace(move, allotment=replace(move.allotment, reason=Reason.KEEP_LIMIT))
-            found[allotment.running.job_id] = move
+        for target_size in placed:
+            move = _place(mechanism, target_size, free[target_size.running.job_id])
+            if companions is not None and not move.changes and target_size.running.job_id in companions.refused:
+                move = replace(move, target_size=replace(move.target_size, reason=Reason.KEEP_LIMIT))
+            found[target_size.running.job_id] = move
     return found
 
 
-def _free(ledger: Ledger, allotment: Allotment, keep: Sequence[Piece]) -> None:
+def _free(ledger: Ledger, target_size: TargetSize, keep: Sequence[Piece]) -> None:
     """What is given up becomes free soon; units forced for a waiting job are spoken for already."""
-    for unit in units_of(allotment.running.pieces) - units_of(keep) - allotment.forced:
-        ledger.release(unit[1], allotment.running.giver.share[unit[0]])
+    for unit in units_of(target_size.running.pieces) - units_of(keep) - target_size.forced:
+        ledger.release(unit[1], target_size.running.shrinkable.share[unit[0]])
 
 
-def _under(allotments: Sequence[Allotment]) -> dict[str, list[str]]:
+def _under(target_sizes: Sequence[TargetSize]) -> dict[str, list[str]]:
     """The nodes under each switch; the site's are the same for every job of a round."""
     found: dict[str, list[str]] = {}
-    for node, switch in allotments[0].running.site.switches.items() if allotments else ():
+    for node, switch in target_sizes[0].running.site.switches.items() if target_sizes else ():
         found.setdefault(switch, []).append(node)
     return found
 
 
-def _place(mechanism: Mechanism, allotment: Allotment, free: FreeNodes) -> Move:
-    """The allotment as far as the mechanism finds room for it: what only adds may add less."""
-    running = allotment.running
-    keep = without(running.pieces, allotment.forced) if mechanism.adds else ()
+def _place(mechanism: Mechanism, target_size: TargetSize, free: FreeNodes) -> Move:
+    """The target_size as far as the mechanism finds room for it: what only adds may add less."""
+    running = target_size.running
+    keep = without(running.pieces, target_size.forced) if mechanism.adds else ()
     kept = sum(piece.gpus for piece in keep)
-    for gpus in _tries(running, kept, allotment.gpus) if mechanism.adds else [allotment.gpus]:
+    for gpus in _tries(running, kept, target_size.gpus) if mechanism.adds else [target_size.gpus]:
         placed = mechanism.place(running, keep, gpus, free)
-        if placed is not None and placed.later and allotment.forced:
-            return _stay(allotment)  # what it gives up must not wait for what it gets: that may be the same GPUs
+        if placed is not None and placed.later and target_size.forced:
+            return _stay(target_size)  # what it gives up must not wait for what it gets: that may be the same GPUs
         if placed is not None:
-            if gpus != allotment.gpus:
-                allotment = replace(allotment, gpus=gpus, batch=_batch(running, gpus, allotment.batch))
-            return Move(allotment, placed.keep, placed.add, placed.later, mechanism)
-    return _stay(allotment)
+            if gpus != target_size.gpus:
+                target_size = replace(target_size, gpus=gpus, batch=_batch(running, gpus, target_size.batch))
+            return Move(target_size, placed.keep, placed.add, placed.later, mechanism)
+    return _stay(target_size)
 
 
 def _tries(running: RunningJob, rest: int, gpus: int) -> list[int]:
@@ -195,15 +195,17 @@ def _tries(running: RunningJob, rest: int, gpus: int) -> list[int]:
     return [*reversed(larger)] + ([gpus] if gpus <= running.gpus else [])
 
 
-def _stay(allotment: Allotment) -> Move:
+def _stay(target_size: TargetSize) -> Move:
     """No place for any growth: keep what there is, or what the forced units leave."""
-    running = allotment.running
-    if not allotment.forced:
-        kept = replace(allotment, gpus=running.gpus, batch=running.batch, reason=Reason.KEEP_BEST)
+    running = target_size.running
+    if not target_size.forced:
+        kept = replace(target_size, gpus=running.gpus, batch=running.batch, reason=Reason.KEEP_BEST)
         return Move(kept, running.pieces)
-    left = {k: pieces for k, pieces in shrinks(running.giver, allotment.forced).items() if k in sizes(running.job)}
+    left = {
+        k: pieces for k, pieces in shrinks(running.shrinkable, target_size.forced).items() if k in sizes(running.job)
+    }
     size = max(left)
-    return Move(replace(allotment, gpus=size, batch=_batch(running, size, allotment.batch)), left[size])
+    return Move(replace(target_size, gpus=size, batch=_batch(running, size, target_size.batch)), left[size])
 
 
 def _batch(running: RunningJob, gpus: int, wanted: int) -> int:

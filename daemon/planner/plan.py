@@ -17,7 +17,7 @@ from slurm_elastic.db.rows import DecisionRow, Mark
 from slurm_elastic.protocol.messages import Resize, Shape
 
 from ..capacity.ledger import Pool
-from ..capacity.make_room import Met
+from ..capacity.make_room import RoomMade
 from ..capacity.unlisted_gpus import by_node, lasting
 from ..mechanisms.timeouts import companion_wait_s
 from .context import Inputs
@@ -44,8 +44,8 @@ class Plan:
     rows: tuple[DecisionRow, ...] = ()
     """Of every elastic job, but those whose decision is the one that stands."""
     resizes: tuple[Resize, ...] = ()
-    met: tuple[Met, ...] = ()
-    unmet: tuple[int, ...] = ()
+    served: tuple[RoomMade, ...] = ()
+    unserved: tuple[int, ...] = ()
     capacity: Mapping[str, int] = field(default_factory=dict)
     """Managed capacity by pool, in GPUs."""
     idle: Mapping[str, int] = field(default_factory=dict)
@@ -71,19 +71,19 @@ class Plan:
 def plan_round(inputs: Inputs, with_rows: bool = True) -> Plan:
     """The plan of one round. with_rows: False: nobody reads the rows, and there are none."""
     made = decide(inputs)
-    room, division = made.context.room, made.division
+    room, allocation = made.context.room, made.allocation
     rows = _running_rows(made) + _waiting_rows(made) if with_rows else []
     return Plan(
         rows=tuple(sorted(rows, key=attrgetter("job_id"))),
         resizes=tuple(move.resize(_wait_s(inputs, move)) for move in made.begun),
-        met=room.met,
-        unmet=tuple(need.job_id for need in room.unmet),
+        served=room.served,
+        unserved=tuple(need.job_id for need in room.unserved),
         capacity=made.capacity,
         idle=made.idle,
-        value=division.value,
-        bound=division.bound,
-        trouble=tuple(division.trouble),
-        fell_back=division.fell_back,
+        value=allocation.value,
+        bound=allocation.bound,
+        trouble=tuple(allocation.trouble),
+        fell_back=allocation.fell_back,
         unlisted=made.context.unlisted,
         withdrawn=made.withdrawn,
         resumes=made.resumes,
@@ -93,19 +93,19 @@ def plan_round(inputs: Inputs, with_rows: bool = True) -> Plan:
 
 
 def _wait_s(inputs: Inputs, move: Move) -> float:
-    base = move.allotment.running.job.base
+    base = move.target_size.running.job.base
     return companion_wait_s(inputs.settings, inputs.site, base.user, base.partition)
 
 
 def _running_rows(made: Decisions) -> list[DecisionRow]:
     inputs, running_jobs = made.context.inputs, made.context.running_jobs
     new = [job_id for job_id in running_jobs if _mark(made, job_id) != inputs.marks.get(job_id)]
-    begun = {move.allotment.running.job_id for move in made.begun}
+    begun = {move.target_size.running.job_id for move in made.begun}
     moved, unlisted = cache(lambda: _moved(made)), cache(lambda pool: _unlisted(made, pool))
-    makes_room: dict[int, list[Met]] = {}
-    for met in made.context.room.met:
-        for job_id in met.givers:
-            makes_room.setdefault(job_id, []).append(met)
+    makes_room: dict[int, list[RoomMade]] = {}
+    for served in made.context.room.served:
+        for job_id in served.givers:
+            makes_room.setdefault(job_id, []).append(served)
     speeds, rows = _speeds(made, new), []
     for job_id in new:
         running, move, pool = running_jobs[job_id], made.moves.get(job_id), made.pools.get(job_id)
@@ -127,9 +127,9 @@ def _speeds(made: Decisions, new: Sequence[int]) -> dict[int, Speeds]:
     """Of those jobs that could be moved."""
     rows = []
     for job_id in new:
-        move, (member, _, target) = made.moves.get(job_id), made.division.shared.get(job_id, _NOT_SHARED)
+        move, (member, _, target) = made.moves.get(job_id), made.allocation.answers.get(job_id, _NOT_SHARED)
         if move is not None:
-            rows.append(Row(move.allotment.running, move.gpus, move.allotment.batch, member, target))
+            rows.append(Row(move.target_size.running, move.gpus, move.target_size.batch, member, target))
     return {row.running.job_id: own for row, own in zip(rows, speeds_of(rows), strict=True)}
 
 
@@ -138,7 +138,7 @@ _NOT_SHARED = None, None, None
 
 def _moved(made: Decisions) -> list[dict[str, Any]]:
     """Read by every new row of a job that moves: made once a round, if at all."""
-    known = {job_id: m for job_id, (m, _, _) in made.division.shared.items()}
+    known = {job_id: m for job_id, (m, _, _) in made.allocation.answers.items()}
     return others([move for move in made.moves.values() if move.changes], known)
 
 
@@ -146,13 +146,13 @@ def _context(
     made: Decisions,
     running: RunningJob,
     pool: Pool | None,
-    makes_room: Sequence[Met],
+    makes_room: Sequence[RoomMade],
     moved: Callable[[], Sequence[dict[str, Any]]],
     unlisted: str,
     speeds: Speeds | None,
 ) -> DecisionContext:
     inputs = made.context.inputs
-    member, shared, target = made.division.shared.get(running.job_id, _NOT_SHARED)
+    member, shared, target = made.allocation.answers.get(running.job_id, _NOT_SHARED)
     return DecisionContext(
         now=inputs.now,
         settings=inputs.settings,
@@ -163,9 +163,9 @@ def _context(
         speeds=speeds,
         shared=shared,
         target=target,
-        met=tuple(makes_room),
+        served=tuple(makes_room),
         moved=moved,
-        limit=made.context.said.get(running.job_id, ""),
+        limit=made.context.limiting_reasons.get(running.job_id, ""),
         short=made.context.weights.short.get(running.job_id, 1.0),
         share=made.context.weights.shares.get(running.job_id),
         unlisted=unlisted,
@@ -180,9 +180,9 @@ def _unlisted(made: Decisions, pool: Pool | None) -> str:
 
 def _waiting_rows(made: Decisions) -> list[DecisionRow]:
     inputs, first = made.context.inputs, {**made.first.aims, **made.first.starts}
-    met = {entry.need.job_id: entry for entry in made.context.room.met}
+    served = {entry.need.job_id: entry for entry in made.context.room.served}
     return [
-        row_of_waiting(job, met.get(job_id), first.get(job_id), inputs.now, inputs.settings)
+        row_of_waiting(job, served.get(job_id), first.get(job_id), inputs.now, inputs.settings)
         for job_id, job in inputs.roster.elastic.items()
         if job.base.pending
     ]

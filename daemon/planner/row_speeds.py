@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from slurm_elastic.protocol.records import record
 
 from ..optimizer.targets import Target
-from .pools.member import Member
+from .pools.candidate import Candidate
 from .pools.speeds import doubts_at, speeds_at
 from .running.job import RunningJob
 
@@ -24,7 +24,7 @@ class Row:
     running: RunningJob
     gpus: int
     batch: int
-    member: Member | None = None
+    member: Candidate | None = None
     target: Target | None = None
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..capacity.ledger import Ledger
 from ..capacity.slurm_limits import GpuLimit
 from ..optimizer.solver.nested_caps import Cap
-from .pools.member import Member
+from .pools.candidate import Candidate
 from .running.job import RunningJob
 
 
@@ -58,7 +58,7 @@ class Limits:
         own = self._of.get(job_id, ())
         return min(own, key=lambda limit: limit.gpus - self._used(limit.jobs)).label if own else ""
 
-    def caps(self, members: Sequence[Member]) -> list[Cap]:
+    def caps(self, members: Sequence[Candidate]) -> list[Cap]:
         """The limits as the optimizer takes them, over these jobs; what others hold is taken off."""
         out = []
         place = {m.running.job_id: i for i, m in enumerate(members)}
@@ -74,7 +74,7 @@ class Limits:
 
 
 def reach(
-    members: Sequence[Member], nodes: Mapping[int, frozenset[str]], pool: Collection[str], ledger: Ledger
+    members: Sequence[Candidate], nodes: Mapping[int, frozenset[str]], pool: Collection[str], ledger: Ledger
 ) -> list[Cap]:
     """Limits of the jobs whose partitions reach a part of their pool only: what they have and what is free there.
 
@@ -92,7 +92,7 @@ def reach(
     return out
 
 
-def _cap(members: Sequence[Member], inside: list[int], gpus: int, label: str) -> Cap | None:
+def _cap(members: Sequence[Candidate], inside: list[int], gpus: int, label: str) -> Cap | None:
     """The limit over these positions, at least what they cannot come below; None when it could never bind."""
     sizes = [[k for k, _ in members[i].view.choices] for i in inside]
     least, most = sum(min(row) for row in sizes), sum(max(row) for row in sizes)

@@ -19,7 +19,7 @@ from ..config.settings import Settings
 from ..mechanisms import registry
 from ..mechanisms.base import WantedSize
 from ..models import cache
-from ..models.priors import Known
+from ..models.priors import LearnedPrior
 from ..optimizer.job_view import JobView
 from ..optimizer.models import goodput
 from ..optimizer.models.costs import QUANTILE, Estimate
@@ -42,7 +42,7 @@ class Basis:
     """What a prediction goes by besides the job's reports."""
 
     settings: Settings
-    prior: Known
+    prior: LearnedPrior
     running: RunningJob | None = None
     """As the last round found it; None: it does not run, or is not what the prediction is about."""
     node_gpus: int = 0
@@ -193,7 +193,7 @@ def way(size: int, basis: Basis) -> Way:
         return Way()
     if size == running.gpus:
         return Way("now")
-    kept = shrinks(running.giver)
+    kept = shrinks(running.shrinkable)
     if size in kept:
         by = registry.used(running.pieces, kept[size])
     else:

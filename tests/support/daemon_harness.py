@@ -80,7 +80,7 @@ class World:
         rounds.facts = copy(self.rounds.facts)
         rounds.facts.queued = QueuedJobs(self.jobs, self.store, rounds.priors)
         rounds.facts.job_inputs = JobInputs(self.store, rounds.registry, rounds.priors, rounds.costs)
-        # Fitted with others, a model may differ in its last bit.
+        # ModelCache with others, a model may differ in its last bit.
         rounds.facts.job_inputs._fitted = self.rounds.facts.job_inputs._fitted
         return rounds
 

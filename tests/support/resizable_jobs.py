@@ -10,7 +10,7 @@ from shrink_jobs import giver
 from slurm_elastic.daemon.actions.refusals import Refusal
 from slurm_elastic.daemon.capacity.ledger import Ledger
 from slurm_elastic.daemon.capacity.roster import ElasticJob, sort_jobs
-from slurm_elastic.daemon.capacity.shrink_options import Giver
+from slurm_elastic.daemon.capacity.shrink_options import ShrinkableJob
 from slurm_elastic.daemon.mechanisms.base import FreeNodes
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.protocol.event_kind import EventKind
@@ -22,7 +22,7 @@ class Resizable:
     """Job 1 of a snapshot, training on all that it holds."""
 
     job: ElasticJob
-    giver: Giver
+    shrinkable: ShrinkableJob
     pause_s: float | None = None
     requeue_s: float | None = None
     likely_pause_s: float | None = None

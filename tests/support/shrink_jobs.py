@@ -8,7 +8,7 @@ from slurm_elastic.daemon.capacity.ledger import Ledger, per_node
 from slurm_elastic.daemon.capacity.make_room import Room, make_room
 from slurm_elastic.daemon.capacity.pending_jobs import needs
 from slurm_elastic.daemon.capacity.roster import Roster, sort_jobs
-from slurm_elastic.daemon.capacity.shrink_options import Giver
+from slurm_elastic.daemon.capacity.shrink_options import ShrinkableJob
 from slurm_elastic.daemon.capacity.slurm_limits import LimitUsage
 from slurm_elastic.daemon.mechanisms.registry import drop_rules
 from slurm_elastic.daemon.slurm.accounting import SlurmLimit
@@ -18,10 +18,10 @@ from slurm_elastic.daemon.slurm.site import Site
 REQUEST = "elastic:gpus=1-16,batch=16-4096"
 
 
-def giver(roster: Roster, job_id: int) -> Giver:
+def giver(roster: Roster, job_id: int) -> ShrinkableJob:
     """An elastic job of a roster, free to give whatever it accepts to give."""
     job = roster.elastic[job_id]
-    return Giver(
+    return ShrinkableJob(
         job_id,
         job.pieces,
         frozenset((held.job.job_id, held.job.batch_host) for held in job.held),

@@ -1,7 +1,7 @@
 """Several capacities at once: one choice per job, each takes something of each capacity, and none is exceeded.
 
 One multiplier per capacity (Dantzig-Wolfe on the relaxation), each choice's loss against them, and a search over the
-choices that the gap leaves open (halves.py).
+choices that the gap leaves open (meet_in_the_middle.py).
 
 Promise: the bound is proven. Limit: the search may stop at its work limit, with a gap that it states.
 """
@@ -18,9 +18,9 @@ import numpy as np
 
 from ..errors import InfeasiblePlan, PlanInputError
 from . import column_generation
-from .halves import Moves, Search, Vector
 from .inputs import acceptable, check_capacity, check_choice, name
 from .knapsack import Solution, hidden_by_rounding
+from .meet_in_the_middle import Moves, Search, Vector
 from .table import scale_for
 
 Array = Any

@@ -12,8 +12,8 @@ from ...optimizer.policies import POLICIES
 from ...optimizer.problem import Layout
 from ...optimizer.solver.nested_caps import Cap
 from ...optimizer.targets import PoolPlan, Target
+from .candidate import Candidate
 from .gain import gain_of, progress_of, staying_values
-from .member import Member
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PoolAnswer:
     bound: float
     objective_gain: float
     """Against leaving everyone where it is, in relative gains of one job's progress."""
-    members: tuple[Member, ...]
+    members: tuple[Candidate, ...]
     held_back: bool = False
     """The gain was below the least one worth moving for: everyone stays, with a batch that is better there."""
 
@@ -38,7 +38,7 @@ class PoolAnswer:
 
 
 def share(
-    pools: Sequence[Sequence[Member]],
+    pools: Sequence[Sequence[Candidate]],
     capacities: Sequence[int],
     caps: Sequence[Cap],
     settings: Settings,
@@ -69,7 +69,7 @@ def share(
 
 
 def _held_back(
-    pools: Sequence[Sequence[Member]],
+    pools: Sequence[Sequence[Candidate]],
     bests: Sequence[PoolPlan],
     caps: Sequence[Cap],
     still: set[int],
@@ -86,7 +86,7 @@ def _held_back(
         still = still - moved
 
 
-def _at_rest(members: Sequence[Member], best: PoolPlan, stay: PoolPlan, gain: float) -> PoolAnswer:
+def _at_rest(members: Sequence[Candidate], best: PoolPlan, stay: PoolPlan, gain: float) -> PoolAnswer:
     """Nobody moves, though the best plan would gain so much."""
     moved = any(_moves(m, t) for m, t in zip(members, best.targets, strict=True))
     rows = zip(stay.targets, best.targets, strict=True)
@@ -99,5 +99,5 @@ def _limited(own: Target, best: Target) -> Target:
     return replace(own, limit=best.limit, unlimited=best.unlimited) if best.limit else own
 
 
-def _moves(m: Member, target: Target) -> bool:
+def _moves(m: Candidate, target: Target) -> bool:
     return target.gpus != m.rest or (not m.forced and target.batch != m.running.batch)

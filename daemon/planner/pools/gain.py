@@ -9,11 +9,11 @@ from ...optimizer.job_view import JobView
 from ...optimizer.plan import Cache, values_of_staying
 from ...optimizer.policies import POLICIES
 from ...optimizer.targets import Target
-from .member import Member
+from .candidate import Candidate
 from .speeds import speeds_at
 
 
-def gain_of(policy: str, members: Sequence[Member], values: Sequence[float], stays: Sequence[float]) -> float:
+def gain_of(policy: str, members: Sequence[Candidate], values: Sequence[float], stays: Sequence[float]) -> float:
     """What the terms gain against staying, in relative gains of one job's progress, whatever its weight.
 
     The sum of all jobs' own changes, each taken as a gain, times the share of them that is gained by weight when losses
@@ -29,7 +29,7 @@ def gain_of(policy: str, members: Sequence[Member], values: Sequence[float], sta
     return net / gross * math.fsum(abs(own) for _, own in changes) / _worth(policy, members, stays)
 
 
-def _worth(policy: str, members: Sequence[Member], stays: Sequence[float]) -> float:
+def _worth(policy: str, members: Sequence[Candidate], stays: Sequence[float]) -> float:
     """What a relative gain of progress is worth in the objective, in the mean over the jobs: u'(s) s.
 
     1 with logarithms. With sums it is the progress itself, with `harmonic` its inverse: a term's amount by its weight.
@@ -40,7 +40,7 @@ def _worth(policy: str, members: Sequence[Member], stays: Sequence[float]) -> fl
     return max(1e-12, math.fsum(each) / len(members))
 
 
-def staying_values(policy: str, cache: Cache, members: Sequence[Member], targets: Sequence[Target]) -> list[float]:
+def staying_values(policy: str, cache: Cache, members: Sequence[Candidate], targets: Sequence[Target]) -> list[float]:
     """Their terms where they stay, known with their choices but for a few; those are made all at once."""
     found = [math.nan if m.forced else t.offered.staying for m, t in zip(members, targets, strict=True)]
     asked = [m.staying for m, value in zip(members, found, strict=True) if math.isnan(value)]
@@ -48,7 +48,7 @@ def staying_values(policy: str, cache: Cache, members: Sequence[Member], targets
     return [next(made) if math.isnan(value) else value for value in found]
 
 
-def progress_of(members: Sequence[Member], targets: Sequence[Target]) -> list[float | None]:
+def progress_of(members: Sequence[Candidate], targets: Sequence[Target]) -> list[float | None]:
     """How much each job's speedup changes, against the size that it began with; None where that is not known."""
     pairs = list(zip(members, targets, strict=True))
     asked = [(m, t) for m, t in pairs if _changes(m.view, t) and (t.gpus, t.batch) not in m.progress]
@@ -70,7 +70,7 @@ def _unchanged(view: JobView, target: Target) -> float | None:
     return 0.0 if _known(view, target) else None
 
 
-def _progress_at(m: Member, target: Target) -> tuple[Member, list[tuple[int, int]]]:
+def _progress_at(m: Candidate, target: Target) -> tuple[Candidate, list[tuple[int, int]]]:
     view = m.view
     reference = view.reference_gpus, view.reference_batch
     return m, [(view.current_gpus, view.current_batch), (target.gpus, target.batch), reference]

@@ -8,7 +8,7 @@ from ...capacity.shrink_options import Unit
 from ...config.settings import Settings
 from ..running.job import RunningJob
 from ..running.state import JobState
-from .member import Member, member
+from .candidate import Candidate, member
 from .options import in_reach, options
 
 
@@ -16,7 +16,7 @@ from .options import in_reach, options
 class KeptMember:
     """A member of the round before, with what it was made from beside the running job and the settings."""
 
-    member: Member
+    member: Candidate
     state: JobState
     room: int
     reach: int

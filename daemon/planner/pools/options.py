@@ -11,7 +11,7 @@ from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.records import record
 
 from ...capacity.requeue_placement import whole_sizes
-from ...capacity.shrink_options import Giver, Unit, nodes_left
+from ...capacity.shrink_options import ShrinkableJob, Unit, nodes_left
 from ...mechanisms import registry
 from ...mechanisms.base import Mechanism
 from ..running.job import RunningJob
@@ -82,7 +82,7 @@ def rests(running: RunningJob, forced: frozenset[Unit]) -> dict[int, int]:
     """Accepted sizes that the job may come down to, with their nodes; unforced, the present size is one of them."""
     found = {}
     if forced or running.may_shrink:
-        accepted, giver = sizes(running.job), running.giver
+        accepted, giver = sizes(running.job), running.shrinkable
         if forced or giver.slow:
             left = nodes_left(giver, forced)
         else:
@@ -103,7 +103,7 @@ def _nodes_left(
         Piece(number, kind, tuple(f"{number}.{node}" for node in range(count)), gpus)
         for number, (kind, count, gpus) in enumerate(alike)
     )
-    return nodes_left(Giver(0, pieces, frozenset(), frozenset(), registry.drop_rules(via, *releases), {}))
+    return nodes_left(ShrinkableJob(0, pieces, frozenset(), frozenset(), registry.drop_rules(via, *releases), {}))
 
 
 def in_reach(running: RunningJob, forced: frozenset[Unit], room: int) -> int:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from ...optimizer.job_view import JobView, nodes_at
 from ...optimizer.predictions import throughputs_at, uncertainties_at
-from .member import Member
+from .candidate import Candidate
 
 
-def speeds_at(asked: Sequence[tuple[Member | None, Sequence[tuple[int, int]]]]) -> list[list[float]]:
+def speeds_at(asked: Sequence[tuple[Candidate | None, Sequence[tuple[int, int]]]]) -> list[list[float]]:
     """Samples/s of each member at its own (GPUs, global batch); of one without a model none.
 
     A size lies on the nodes that its choices say, else as dense as on the densest of them.
@@ -26,7 +26,7 @@ def _on_nodes(view: JobView, sizes: Sequence[tuple[int, int]]) -> list[tuple[int
     return [(gpus, nodes.get(gpus) or max(1, round(gpus / dense)), max(1, batch)) for gpus, batch in sizes]
 
 
-def doubts_at(asked: Sequence[tuple[Member | None, int]]) -> list[float | None]:
+def doubts_at(asked: Sequence[tuple[Candidate | None, int]]) -> list[float | None]:
     """Relative 1-sigma of each member's speed at so many GPUs; None of one without a model."""
     modelled = [
         (m.view.model, (gpus, nodes_at(m.view, gpus)))

@@ -14,7 +14,7 @@ from slurm_elastic.protocol.records import record
 from ...actions.refusals import Refusal
 from ...capacity.ledger import Amount, per_node
 from ...capacity.roster import ElasticJob
-from ...capacity.shrink_options import Giver, with_growth
+from ...capacity.shrink_options import ShrinkableJob, with_growth
 from ...mechanisms import registry
 from ...slurm.site import Site
 from ...text.reasons import Reason
@@ -59,8 +59,8 @@ class RunningJob:
     """What running jobs are ordered by: the oldest first."""
     optimized: bool = field(init=False)
     """Its size is the optimizer's to choose, but for what others need of its nodes."""
-    _giver: Giver | None = field(default=None, init=False, compare=False, repr=False)
-    _weighed: Giver | None = field(default=None, init=False, compare=False, repr=False)
+    _giver: ShrinkableJob | None = field(default=None, init=False, compare=False, repr=False)
+    _weighed: ShrinkableJob | None = field(default=None, init=False, compare=False, repr=False)
     _can_add: bool | None = field(default=None, init=False, compare=False, repr=False)
     kept_pace: tuple[float, float] | None = field(default=None, init=False, compare=False, repr=False)
     """What `remaining_s` goes by, once somebody has asked."""
@@ -84,20 +84,20 @@ class RunningJob:
         return pace
 
     @property
-    def giver(self) -> Giver:
+    def shrinkable(self) -> ShrinkableJob:
         """What it can give up."""
         if self._giver is None:
             object.__setattr__(self, "_giver", _giver(self))
         assert self._giver is not None
         return self._giver
 
-    def giver_at(self, weight: float) -> Giver:
+    def giver_at(self, weight: float) -> ShrinkableJob:
         """What it can give up, where it counts by so much."""
         if weight == self.weight:
-            return self.giver
+            return self.shrinkable
         known = self._weighed
         if known is None or known.weight != weight:
-            known = replace(self.giver, weight=weight)
+            known = replace(self.shrinkable, weight=weight)
             object.__setattr__(self, "_weighed", known)
         return known
 
@@ -143,10 +143,10 @@ class RunningJob:
         return self.state.measured
 
 
-def _giver(running: RunningJob) -> Giver:
+def _giver(running: RunningJob) -> ShrinkableJob:
     """With what a growth under way adds."""
     job, state = running.job, running.state
-    giver = Giver(
+    giver = ShrinkableJob(
         job_id=job.job_id,
         pieces=running.pieces,
         batch_hosts=frozenset((held.job.job_id, held.job.batch_host) for held in job.held),

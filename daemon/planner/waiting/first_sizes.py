@@ -39,7 +39,7 @@ class Changed:
 
 
 @record(frozen=True, slots=True)
-class Candidate:
+class StartingJob:
     """A waiting job whose first size may be chosen."""
 
     job: ElasticJob
@@ -71,7 +71,7 @@ NO_FIRST_SIZES = FirstSizes()
 
 
 MakeRoom = Callable[[Sequence[Need]], Room]
-Divide = Callable[[Sequence[Candidate], Room], Mapping[int, int]]
+Divide = Callable[[Sequence[StartingJob], Room], Mapping[int, int]]
 """GPUs that a plan would give waiting jobs beside the running ones, by job id; the room is what is made for others."""
 
 
@@ -98,7 +98,7 @@ class Waiting:
                 found[job_id] = one
         return found
 
-    def candidate(self, need: Need) -> Candidate | None:
+    def candidate(self, need: Need) -> StartingJob | None:
         """The job of a need, if its first size is ours to choose and there is a smaller one."""
         job, before = self.elastic.get(need.job_id), self.changed.get(need.job_id)
         if job is None or need.limit or need.unseen or not _asks_simply(job):
@@ -109,7 +109,7 @@ class Waiting:
         if before is not None and before.now == before.script == script and self.now < before.at + AGAIN_S:
             return None
         smaller = {k: next(whole_sizes(k, script.gpus_per_node)) for k in ascending_sizes(job) if k < script.gpus}
-        return Candidate(job, need, script, {**smaller, script.gpus: script}) if smaller else None
+        return StartingJob(job, need, script, {**smaller, script.gpus: script}) if smaller else None
 
     def resized(self, needs: Sequence[Need], sizes: Mapping[int, Size]) -> list[Need]:
         """The needs, some at other sizes, but for those at which their like did not start."""
@@ -124,11 +124,11 @@ def first_sizes(kind: str, waiting: Waiting, make_room: MakeRoom, divide: Divide
     late = {i: one.script for i, one in standing.items() if i not in starting and waiting.now >= one.at + BACK_S}
     needs = [_resized(need, late.get(need.job_id)) for need in waiting.needs]
     room = make_room(needs) if late else room
-    left_alone, unmet = _starting(room) | (standing.keys() - late.keys()), {need.job_id for need in room.unmet}
+    left_alone, unserved = _starting(room) | (standing.keys() - late.keys()), {need.job_id for need in room.unserved}
     candidates = [
         one
         for need in (needs if kind != SCRIPT else ())
-        if need.job_id not in left_alone and (kind == PLAN or need.job_id in unmet)
+        if need.job_id not in left_alone and (kind == PLAN or need.job_id in unserved)
         if (one := waiting.candidate(need)) is not None
     ]
     if not candidates:
@@ -138,7 +138,7 @@ def first_sizes(kind: str, waiting: Waiting, make_room: MakeRoom, divide: Divide
         shares = divide(candidates, make_room([need for need in needs if need.job_id not in wanted]))
         planned = {one.need.job_id: one.sizes[shares[one.need.job_id]] for one in candidates}
         room = make_room(waiting.resized(needs, planned))
-        too_large = {need.job_id for need in room.unmet}
+        too_large = {need.job_id for need in room.unserved}
         wanted = {i: wanted[i] if i in too_large else size for i, size in planned.items()}
         if wanted == planned:
             return room, _outcome(room, candidates, late)
@@ -146,9 +146,9 @@ def first_sizes(kind: str, waiting: Waiting, make_room: MakeRoom, divide: Divide
     return room, _outcome(room, candidates, late)
 
 
-def _outcome(room: Room, candidates: Sequence[Candidate], late: Mapping[int, Size]) -> FirstSizes:
+def _outcome(room: Room, candidates: Sequence[StartingJob], late: Mapping[int, Size]) -> FirstSizes:
     scripts = {one.need.job_id: one.script for one in candidates}
-    sizes = {met.need.job_id: _asks(met.need.jobs[0]) for met in room.met if met.need.job_id in scripts}
+    sizes = {served.need.job_id: _asks(served.need.jobs[0]) for served in room.served if served.need.job_id in scripts}
     other = {job_id: size for job_id, size in sizes.items() if size != scripts[job_id]}
     starting = _starting(room)
     return FirstSizes(
@@ -161,7 +161,7 @@ def _outcome(room: Room, candidates: Sequence[Candidate], late: Mapping[int, Siz
 
 def _starting(room: Room) -> frozenset[int]:
     """The jobs whose GPUs are free now: Slurm is about to start them."""
-    return frozenset(met.need.job_id for met in room.met if not (met.waits or met.givers))
+    return frozenset(served.need.job_id for served in room.served if not (served.waits or served.givers))
 
 
 def _asks_simply(job: ElasticJob) -> bool:

@@ -21,17 +21,17 @@ from ...optimizer.job_view import JobView, Model
 from ...optimizer.plan import Cache, plan_pools
 from ...optimizer.policies import DEFAULT_POLICY, POLICIES
 from ...optimizer.solver.nested_caps import Cap
-from ..pools.member import Member
+from ..pools.candidate import Candidate
 from ..running.eligibility import weight_of
 from ..running.sizes import batches
-from .first_sizes import Candidate
+from .first_sizes import StartingJob
 
 
 def shares(
-    members: Sequence[Member],
+    members: Sequence[Candidate],
     capacity: int,
     caps: Sequence[Cap],
-    waiting: Sequence[Candidate],
+    waiting: Sequence[StartingJob],
     models: Mapping[int, Model],
     settings: Settings,
     cache: Cache,
@@ -57,7 +57,7 @@ def shares(
     return found | {int(target.label): target.gpus for target in planned.targets[len(views) :]}
 
 
-def _view(one: Candidate, model: Model, settings: Settings) -> JobView:
+def _view(one: StartingJob, model: Model, settings: Settings) -> JobView:
     request = one.job.request
     reference = min(batches(request, one.script.gpus), default=1)
     return JobView(

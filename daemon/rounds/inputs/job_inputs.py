@@ -16,7 +16,7 @@ from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ...actions.refusals import Refusal
-from ...models.cache import Fitted
+from ...models.cache import ModelCache
 from ...models.costs import Costs
 from ...models.priors import Priors
 from ...planner import JobState
@@ -33,7 +33,7 @@ class JobInputs:
 
     def __init__(self, store: Store, registry: JobRegistry, priors: Priors, costs: Costs) -> None:
         self._store, self._registry, self._priors, self._costs = store, registry, priors, costs
-        self._fitted = Fitted()
+        self._fitted = ModelCache()
         self._logged: dict[int, str] = {}
 
     def collect(

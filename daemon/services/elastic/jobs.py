@@ -95,10 +95,12 @@ class ElasticJobs(Service):
         self.capacity, self.idle = sum(plan.capacity.values()), sum(plan.idle.values())
         self._note_unlisted(plan.unlisted)
         self._fell_back = self._fell_back if plan.fell_back is None else plan.fell_back
-        self._nonstarters.record(plan.met, seen.snapshot, seen.now)
+        self._nonstarters.record(plan.served, seen.snapshot, seen.now)
         for action in done:
             if isinstance(action, Begin):
-                self._nonstarters.gives(action.job_id, (met for met in plan.met if action.job_id in met.givers))
+                self._nonstarters.gives(
+                    action.job_id, (served for served in plan.served if action.job_id in served.givers)
+                )
         for pool in plan.trouble:
             log.warning("no plan for %s", pool)
 

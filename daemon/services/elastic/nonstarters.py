@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from ...capacity.make_room import Met
+from ...capacity.make_room import RoomMade
 from ...capacity.pending_jobs import Kind
 from ...slurm.model import Snapshot
 
@@ -39,14 +39,14 @@ class Nonstarters:
         """Kinds of jobs that no room is made for now."""
         return {kind for kind, (until, _) in self._until.items() if now < until}
 
-    def gives(self, elastic_id: int, met: Iterable[Met]) -> None:
-        """A resize of an elastic job begins; `met`: for whom it makes room."""
+    def gives(self, elastic_id: int, served: Iterable[RoomMade]) -> None:
+        """A resize of an elastic job begins; `served`: for whom it makes room."""
         self.in_vain.discard(elastic_id)
-        self._gave[elastic_id] = {one.need.job_id for one in met}
+        self._gave[elastic_id] = {one.need.job_id for one in served}
 
-    def record(self, met: Iterable[Met], snapshot: Snapshot, now: float) -> None:
-        """`met`: of this round's plan. Those that wait for nothing to be released could have started."""
-        ready = {one.need.job_id: one.need.kind for one in met if not one.waits}
+    def record(self, served: Iterable[RoomMade], snapshot: Snapshot, now: float) -> None:
+        """`served`: of this round's plan. Those that wait for nothing to be released could have started."""
+        ready = {one.need.job_id: one.need.kind for one in served if not one.waits}
         self._since = {job_id: self._since.get(job_id, now) for job_id in ready}
         late = {job_id for job_id, since in self._since.items() if now - since >= WAIT_S}
         for kind in {ready[job_id] for job_id in late}:

@@ -37,7 +37,7 @@ def test_it_is_withdrawn_whole_before_the_switch(state: str) -> None:
         made.cluster.companion(102, 1, "n3", 2, resize=5)
     plan = made.plan()
     assert plan.withdrawn == {1: 9} and plan.resizes == ()
-    assert plan.met[0].nodes == ("n2",) and plan.met[0].givers == {1: 6} and plan.met[0].waits
+    assert plan.served[0].nodes == ("n2",) and plan.served[0].givers == {1: 6} and plan.served[0].waits
 
 
 def test_it_stays_when_nobody_needs_it() -> None:

@@ -31,8 +31,8 @@ def test_a_filled_limit_is_given_back_in_part(limit: SlurmLimit, reason: str) ->
     cluster = grown("n2 n3 n4")
     cluster.wait(9, 1, 4, reason=reason)
     made = room(cluster.snapshot(), limits=[limit])
-    assert [met.need.job_id for met in made.met] == [9]
-    assert made.met[0].givers == {1: 4}
+    assert [served.need.job_id for served in made.served] == [9]
+    assert made.served[0].givers == {1: 4}
 
 
 def test_the_limit_is_anothers() -> None:
@@ -40,7 +40,7 @@ def test_the_limit_is_anothers() -> None:
     cluster = grown("n2 n3 n4")
     cluster.wait(9, 1, 4, account="other")
     made = room(cluster.snapshot(), limits=[SlurmLimit("lab", tres={"gres/gpu": 16.0})])
-    assert made.met[0].givers == {} and not made.forced
+    assert made.served[0].givers == {} and not made.forced
 
 
 def test_companions_are_jobs() -> None:
@@ -61,11 +61,11 @@ def test_nobody_gives_way_in_vain() -> None:
     cluster.run(2, "n2 n3 n4", 4)
     cluster.wait(9, 1, 4, reason="AssocGrpGRES")
     made = room(cluster.snapshot(), limits=[limit])
-    assert not made.forced and [need.job_id for need in made.unmet] == [9]
+    assert not made.forced and [need.job_id for need in made.unserved] == [9]
     cluster = grown("n2")
     cluster.wait(9, 1, 2)
     least = SlurmLimit(qos="normal", tres={"gres/gpu": 3.0}, scope="least")
-    assert not room(cluster.snapshot(), limits=[least]).met
+    assert not room(cluster.snapshot(), limits=[least]).served
 
 
 def test_one_over_its_limit_holds_back_nobody() -> None:
@@ -75,7 +75,7 @@ def test_one_over_its_limit_holds_back_nobody() -> None:
     cluster.wait(8, 1, 4, priority=200, reason="AssocGrpGRES", account="full")
     cluster.wait(9, 1, 4, priority=100, account="other")
     made = room(cluster.snapshot(), limits=[SlurmLimit("full", tres={"gres/gpu": 2.0})])
-    assert [met.need.job_id for met in made.met] == [9] and [need.job_id for need in made.unmet] == [8]
+    assert [served.need.job_id for served in made.served] == [9] and [need.job_id for need in made.unserved] == [8]
 
 
 def test_room_promised_to_one_is_not_promised_again() -> None:
@@ -84,7 +84,7 @@ def test_room_promised_to_one_is_not_promised_again() -> None:
     cluster.wait(8, 1, 4, reason="AssocGrpGRES")
     cluster.wait(9, 1, 4, reason="AssocGrpGRES")
     made = room(cluster.snapshot(), limits=[SlurmLimit("lab", tres={"gres/gpu": 16.0})])
-    assert len(made.met) == 2 and len(made.forced[1]) == 2
+    assert len(made.served) == 2 and len(made.forced[1]) == 2
 
 
 def test_a_limit_that_is_not_seen_makes_nobody_give() -> None:

@@ -24,7 +24,7 @@ def test_idle_gpus_are_kept_for_a_job_that_fits_on_them() -> None:
     cluster.wait(2)
     made = room(cluster.snapshot())
     assert made.forced == {}
-    assert made.met[0].nodes == ("n3",) and not made.met[0].waits
+    assert made.served[0].nodes == ("n3",) and not made.served[0].waits
     assert made.ledger.gpus(cluster.nodes) == 0
 
 
@@ -34,7 +34,7 @@ def test_room_is_exactly_what_the_waiting_job_needs() -> None:
     cluster.run(1, "n1 n2 n3", comment=REQUEST)
     cluster.wait(2, 2)
     made = room(cluster.snapshot())
-    assert made.met[0].givers == {1: 4} and made.met[0].waits
+    assert made.served[0].givers == {1: 4} and made.served[0].waits
     assert sum(len(units) for units in made.forced.values()) == 1
     assert made.ledger.gpus(cluster.nodes) == 0
 
@@ -56,7 +56,7 @@ def test_no_elastic_job_goes_below_its_minimum() -> None:
     cluster.run(1, "n1 n2", comment="elastic:gpus=8-16,batch=16-4096")
     cluster.wait(2)
     made = room(cluster.snapshot())
-    assert made.forced == {} and [need.job_id for need in made.unmet] == [2]
+    assert made.forced == {} and [need.job_id for need in made.unserved] == [2]
 
 
 def test_nothing_moves_when_the_queue_could_not_use_it() -> None:
@@ -65,7 +65,7 @@ def test_nothing_moves_when_the_queue_could_not_use_it() -> None:
     cluster.run(1, "n1 n2 n3", comment=REQUEST)
     cluster.wait(2, 3)
     made = room(cluster.snapshot())
-    assert made.forced == {} and made.met == ()
+    assert made.forced == {} and made.served == ()
 
 
 def test_size_rules_are_kept_while_giving() -> None:
@@ -74,7 +74,7 @@ def test_size_rules_are_kept_while_giving() -> None:
     cluster.run(1, "n1 n2 n3 n4", comment="elastic:gpus=8-16,step=8,batch=16-4096")
     cluster.wait(2, 1)
     made = room(cluster.snapshot())
-    assert made.met[0].need.job_id == 2
+    assert made.served[0].need.job_id == 2
     assert set(shrinks(giver(sort_jobs(cluster.snapshot()), 1), made.forced[1])) & {8, 16} == {8}
 
 
@@ -94,7 +94,7 @@ def test_two_waiting_jobs_get_different_nodes() -> None:
     cluster.wait(2, 1)
     cluster.wait(3, 2)
     made = room(cluster.snapshot())
-    assert len(set(made.met[0].nodes) | set(made.met[1].nodes)) == 3
+    assert len(set(made.served[0].nodes) | set(made.served[1].nodes)) == 3
     assert len(made.forced[1]) == 3
 
 
@@ -109,8 +109,8 @@ def test_a_later_job_does_not_overtake_one_that_slurm_holds_nodes_for() -> None:
     cluster.wait(3, 1, priority=1, time_limit_s=3600.0)
     cluster.wait(4, 1, priority=1, time_limit_s=1200.0)
     made = room(cluster.snapshot())
-    assert [need.job_id for need in made.unmet] == [2, 3]
-    assert [met.need.job_id for met in made.met] == [4]
+    assert [need.job_id for need in made.unserved] == [2, 3]
+    assert [served.need.job_id for served in made.served] == [4]
 
 
 def test_jobs_like_a_refused_one_are_refused_and_a_smaller_one_behind_them_is_met() -> None:
@@ -121,8 +121,8 @@ def test_jobs_like_a_refused_one_are_refused_and_a_smaller_one_behind_them_is_me
     cluster.wait(3, 2)
     cluster.wait(4, 1)
     made = room(cluster.snapshot())
-    assert [need.job_id for need in made.unmet] == [2, 3]
-    assert [met.need.job_id for met in made.met] == [4]
+    assert [need.job_id for need in made.unserved] == [2, 3]
+    assert [served.need.job_id for served in made.served] == [4]
 
 
 def test_a_job_like_a_refused_one_is_looked_at_again_when_room_was_made_since() -> None:
@@ -137,8 +137,8 @@ def test_a_job_like_a_refused_one_is_looked_at_again_when_room_was_made_since() 
     cluster.wait(31, 1, 0, cpus=4)
     cluster.wait(32, 1, 4, cpus=4)
     made = room(cluster.snapshot(), accepted={1})
-    assert [need.job_id for need in made.unmet] == [30]
-    assert [met.need.job_id for met in made.met] == [31, 32]
+    assert [need.job_id for need in made.unserved] == [30]
+    assert [served.need.job_id for served in made.served] == [31, 32]
 
 
 class Unlike(NeedPart):
@@ -163,14 +163,14 @@ def test_who_is_like_a_refused_job_would_be_refused_when_looked_at(seed: int) ->
         apart = [replace(need, parts=tuple(Unlike(*astuple_of(part)) for part in need.parts)) for need in waiting]
         made = make_room(snapshot, Ledger.of(snapshot), givers, waiting)
         looked_at = make_room(snapshot, Ledger.of(snapshot), givers, apart)
-        assert [(met.need.job_id, met.nodes, met.givers, met.waits) for met in made.met] == [
-            (met.need.job_id, met.nodes, met.givers, met.waits) for met in looked_at.met
+        assert [(served.need.job_id, served.nodes, served.givers, served.waits) for served in made.served] == [
+            (served.need.job_id, served.nodes, served.givers, served.waits) for served in looked_at.served
         ]
-        assert [need.job_id for need in made.unmet] == [need.job_id for need in looked_at.unmet]
+        assert [need.job_id for need in made.unserved] == [need.job_id for need in looked_at.unserved]
         assert made.forced == looked_at.forced
         assert (made.ledger.now, made.ledger.soon) == (looked_at.ledger.now, looked_at.ledger.soon)
-        likes += bool(made.met)
-        refused_again += len({need.parts for need in made.unmet}) < len(made.unmet)
+        likes += bool(made.served)
+        refused_again += len({need.parts for need in made.unserved}) < len(made.unserved)
     assert likes > 10 and refused_again > 10
 
 
@@ -204,7 +204,7 @@ def test_memory_and_cores_are_limits_too() -> None:
     cluster.run(2, "n2", 0, cpus=16)
     cluster.wait(3, 1, 1)
     made = room(cluster.snapshot())
-    assert made.met == () and made.forced == {}
+    assert made.served == () and made.forced == {}
 
 
 def test_a_cpu_job_gets_the_cores_that_companions_sit_on() -> None:
@@ -224,7 +224,7 @@ def test_drained_nodes_are_no_room() -> None:
     cluster.drain("n3")
     cluster.wait(2)
     made = room(cluster.snapshot())
-    assert made.met == () and made.forced == {}
+    assert made.served == () and made.forced == {}
 
 
 def test_what_is_being_released_counts_and_is_marked_as_waiting() -> None:
@@ -236,4 +236,4 @@ def test_what_is_being_released_counts_and_is_marked_as_waiting() -> None:
     ledger = Ledger.of(snapshot)
     ledger.release("n3", Amount(4, 8, 4000))
     made = make_room(snapshot, ledger, [giver(sort_jobs(snapshot), 1)], needs(snapshot, sort_jobs(snapshot)))
-    assert made.forced == {} and made.met[0].waits and made.met[0].nodes == ("n3",)
+    assert made.forced == {} and made.served[0].waits and made.served[0].nodes == ("n3",)

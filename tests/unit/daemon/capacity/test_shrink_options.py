@@ -12,7 +12,7 @@ from slurm_elastic.daemon.capacity.make_room import make_room
 from slurm_elastic.daemon.capacity.pending_jobs import needs
 from slurm_elastic.daemon.capacity.placement import ShapeTemplate, place, take
 from slurm_elastic.daemon.capacity.roster import sort_jobs
-from slurm_elastic.daemon.capacity.shrink_options import Giver, droppable, shrinks, units_of, without
+from slurm_elastic.daemon.capacity.shrink_options import ShrinkableJob, droppable, shrinks, units_of, without
 from slurm_elastic.daemon.mechanisms.registry import drop_rules
 from slurm_elastic.protocol.messages import Piece
 
@@ -21,9 +21,9 @@ from slurm_elastic.protocol.messages import Piece
 
 def held(
     *pieces: Piece, sizes: range = range(1, 100), via: tuple[str, ...] = ("shrink", "companion", "component")
-) -> Giver:
+) -> ShrinkableJob:
     share = {piece.slurm_job_id: Amount(piece.gpus_per_node, 2, 100) for piece in pieces}
-    return Giver(1, pieces, frozenset({(1, "n1")}), frozenset(sizes), drop_rules(via), share)
+    return ShrinkableJob(1, pieces, frozenset({(1, "n1")}), frozenset(sizes), drop_rules(via), share)
 
 
 BASE = Piece(1, "base", ("n1", "n2"), 4, TYPE)
@@ -71,7 +71,7 @@ def test_small_companions_make_small_steps_possible() -> None:
 def test_what_lies_furthest_or_is_asked_for_goes_first() -> None:
     """Without a network the last node; with one that under the lonely switch; before both one that is asked for."""
     piece = Piece(1, "base", ("n1", "n2", "n3", "n4"), 4, TYPE)
-    plain = Giver(
+    plain = ShrinkableJob(
         1, (piece,), frozenset({(1, "n1")}), frozenset({4, 8, 12, 16}), drop_rules(("shrink",)), {1: Amount(4)}
     )
     assert shrinks(plain)[12][0].nodes == ("n1", "n2", "n3")
@@ -85,7 +85,7 @@ def test_what_lies_furthest_or_is_asked_for_goes_first() -> None:
 def test_the_slowest_node_goes_first() -> None:
     """What holds the others back goes before what lies far off, and after what a waiting job asks for by name."""
     piece = Piece(1, "base", ("n1", "n2", "n3", "n4"), 4, TYPE)
-    plain = Giver(
+    plain = ShrinkableJob(
         1, (piece,), frozenset({(1, "n1")}), frozenset({4, 8, 12, 16}), drop_rules(("shrink",)), {1: Amount(4)}
     )
     slow = replace(plain, slow={"n3": 0.15, "n2": 0.4, "n1": 0.5})

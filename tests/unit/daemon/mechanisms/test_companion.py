@@ -72,7 +72,7 @@ def test_it_is_placed_near_what_the_job_keeps() -> None:
     snapshot = cluster().snapshot()
     job, free = resizable(snapshot), free_nodes(snapshot)
     switches = {"n1": "leaf2", "n2": "leaf1", "n3": "leaf1", "n4": "leaf2"}
-    job = replace(job, giver=replace(job.giver, switches=switches))
+    job = replace(job, shrinkable=replace(job.shrinkable, switches=switches))
     placed = COMPANION.place(job, job.pieces, 8, replace(free, under={"leaf1": ["n2", "n3"], "leaf2": ["n1", "n4"]}))
     assert placed is not None and placed.add[0].node_list == ("n4",)
 

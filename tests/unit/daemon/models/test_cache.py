@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_elastic.daemon.models import cache
-from slurm_elastic.daemon.models.cache import Fitted, observations
+from slurm_elastic.daemon.models.cache import ModelCache, observations
 from slurm_elastic.daemon.optimizer.models import throughput
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
@@ -33,7 +33,7 @@ def test_models_made_together_are_those_made_one_by_one() -> None:
     """Sixty jobs of one to four sizes: every model predicts what its own fit does, within the fits' own tolerance."""
     rng = random.Random(3)
     jobs = {job_id: measured(rng, 1 + job_id % 4) for job_id in range(60)}
-    made = Fitted().of({job_id: (rows, DEFAULT) for job_id, rows in jobs.items()})
+    made = ModelCache().of({job_id: (rows, DEFAULT) for job_id, rows in jobs.items()})
     for job_id, rows in jobs.items():
         alone = fit(observations(rows), DEFAULT)
         for gpus, nodes in ((1, 1), (4, 1), (16, 4)):
@@ -54,7 +54,7 @@ def test_a_model_is_made_anew_only_when_its_job_was_measured_anew(monkeypatch: p
     monkeypatch.setattr(cache, "fit_each", counted)
     first, more = measured(random.Random(1), 2), measured(random.Random(1), 3)
     again = (replace(first[0], count=10, step_time=first[0].step_time * 1.00001), *first[1:])
-    kept, prior = Fitted(), replace(DEFAULT, runs=7)
+    kept, prior = ModelCache(), replace(DEFAULT, runs=7)
     found = [kept.of({1: (rows, DEFAULT), 2: ((), DEFAULT)}) for rows in (first, first, again)]
     assert made == [1] and found[0] == found[1] == found[2] and set(found[0]) == {1}
     kept.of({1: (more, DEFAULT), 3: (first, DEFAULT)})
@@ -75,7 +75,7 @@ ROWS = st.builds(
 @given(st.lists(ROWS, min_size=1, max_size=5))
 def test_no_measurement_of_one_job_keeps_another_from_its_model(stored: list[ObservationRow]) -> None:
     """Whatever the store holds of a job: the other has its model, and this one a model or the reason it has none."""
-    kept, good = Fitted(), measured(random.Random(4), 2)
+    kept, good = ModelCache(), measured(random.Random(4), 2)
     made = kept.of({1: (good, DEFAULT), 2: (tuple(stored), DEFAULT)})
     alone = fit(observations(good), DEFAULT)
     assert math.isclose(made[1].step_time(4, 1, 512), alone.step_time(4, 1, 512), rel_tol=1e-3)
@@ -95,7 +95,7 @@ def test_a_fit_that_fails_is_one_job_s_own(monkeypatch: pytest.MonkeyPatch) -> N
 
     actual = throughput.fit_many
     monkeypatch.setattr(throughput, "fit_many", failing)
-    kept, good = Fitted(), measured(random.Random(4), 2)
+    kept, good = ModelCache(), measured(random.Random(4), 2)
     jobs = {1: (good, DEFAULT), 2: ((replace(good[0], step_time=500.0),), DEFAULT), 3: (good[:1], DEFAULT)}
     assert set(kept.of(jobs)) == set(kept.of(jobs)) == {1, 3}
     assert kept.unfitted == {2: "OverflowError: too large"} and tried == [3, 1, 1, 1]
@@ -128,7 +128,7 @@ def test_a_step_that_waits_now_and_then_counts_in_the_mean() -> None:
 
 def test_a_wait_for_input_makes_a_model_anew() -> None:
     """What a job is known to wait, and how long its steps are in the mean then, is looked at in every round."""
-    kept, row = Fitted(), ObservationRow(1, 1, 64, 64, 1, 9, 0.1, 64 / 0.1, 100.0)
+    kept, row = ModelCache(), ObservationRow(1, 1, 64, 64, 1, 9, 0.1, 64 / 0.1, 100.0)
     rows = [row, replace(row, input_wait_share=0.5, samples_per_s=64 / 0.2)]
     rows.append(replace(rows[1], samples_per_s=64 / 0.15))
     steps = [kept.of({1: ((one,), DEFAULT)})[1].step_time(1, 1, 64) for one in rows]

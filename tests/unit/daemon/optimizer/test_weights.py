@@ -9,7 +9,7 @@ import pytest
 from slurm_elastic.daemon.optimizer.weights import (
     LEAST,
     MOST_POWER,
-    fair_factors,
+    fairness_factors,
     group_shares,
     short_factors,
     within_groups,
@@ -21,10 +21,10 @@ ALONE, MANY = (("user alone", 1.0),), (("user many", 1.0),)
 def test_a_group_shares_one_weight() -> None:
     """Of four jobs three are one user's: each user's together count as much. With one group nothing changes."""
     jobs = {1: ALONE, 2: MANY, 3: MANY, 4: MANY}
-    assert fair_factors(jobs) == pytest.approx({1: 1.0, 2: 1 / 3, 3: 1 / 3, 4: 1 / 3})
+    assert fairness_factors(jobs) == pytest.approx({1: 1.0, 2: 1 / 3, 3: 1 / 3, 4: 1 / 3})
     shares = group_shares(jobs)
     assert (shares[ALONE].part, shares[ALONE].jobs) == (0.5, 1) and (shares[MANY].part, shares[MANY].jobs) == (0.5, 3)
-    assert fair_factors({1: ALONE, 2: ALONE}) == fair_factors({}) == {}
+    assert fairness_factors({1: ALONE, 2: ALONE}) == fairness_factors({}) == {}
 
 
 def test_what_an_account_has_is_divided_among_its_users_that_have_jobs() -> None:
@@ -36,7 +36,7 @@ def test_what_an_account_has_is_divided_among_its_users_that_have_jobs() -> None
     }  # fmt: skip
     parts = {group[-1][0]: share.part for group, share in group_shares(jobs).items()}
     assert parts == pytest.approx({"user ann": 0.625, "user bob": 0.125, "user cyd": 0.25})
-    factors = fair_factors(jobs)
+    factors = fairness_factors(jobs)
     assert [factors[i] / factors[4] for i in (1, 2, 3)] == pytest.approx([2.5, 0.25, 0.25])
 
 
@@ -44,9 +44,9 @@ def test_a_job_that_comes_changes_the_weights_of_its_own_group_alone() -> None:
     """To the last bit, so that what was computed for the others stays; in a large group mostly nobody's."""
     others = {i: ((f"user {i % 49}", 1.0),) for i in range(200, 400)}
     few, more = ({**dict.fromkeys(range(n), MANY), **others} for n in (50, 51))
-    before, after = fair_factors(few), fair_factors(more)
+    before, after = fairness_factors(few), fairness_factors(more)
     assert all(before[i] == after[i] for i in others) and before[0] != after[0]
-    changes = [fair_factors({**dict.fromkeys(range(n), MANY), 999: ALONE})[0] for n in range(600, 632)]
+    changes = [fairness_factors({**dict.fromkeys(range(n), MANY), 999: ALONE})[0] for n in range(600, 632)]
     assert len(set(changes)) == 2 and max(abs(n * f - 1) for n, f in enumerate(changes, 600)) < 1 / 63
 
 

@@ -108,6 +108,6 @@ def test_the_group_that_has_most_by_its_weight_makes_room_first() -> None:
         world.cluster.change(job_id, user=f"user{uid}", uid=uid)
     world.cluster.wait(9, 1)
     world.settings = replace(SETTINGS, fairness="user")
-    assert set(world.plan().met[0].givers) <= {2, 3}
+    assert set(world.plan().served[0].givers) <= {2, 3}
     world.settings = replace(SETTINGS, fairness="job")
-    assert set(world.plan().met[0].givers) == {1}
+    assert set(world.plan().served[0].givers) == {1}

@@ -122,11 +122,12 @@ class Rounds:
 
 def decided(made: Decisions) -> tuple[object, ...]:
     """Everything that a round gives to others."""
-    division, room = made.division, made.context.room
+    allocation, room = made.allocation, made.context.room
     return (
-        made.moves, made.begun, made.capacity, made.idle, made.resumes, made.context.running_jobs, made.context.said,
-        division.value, division.bound, division.trouble, room.met, room.unmet, room.forced,
-        {job_id: target for job_id, (_, _, target) in division.shared.items()},
+        made.moves, made.begun, made.capacity, made.idle, made.resumes, made.context.running_jobs,
+        made.context.limiting_reasons,
+        allocation.value, allocation.bound, allocation.trouble, room.served, room.unserved, room.forced,
+        {job_id: target for job_id, (_, _, target) in allocation.answers.items()},
     )  # fmt: skip
 
 

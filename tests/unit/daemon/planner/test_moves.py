@@ -7,7 +7,7 @@ from cluster_snapshots import TYPE, Cluster
 from slurm_elastic.daemon.capacity.ledger import Ledger
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.config.settings import Settings
-from slurm_elastic.daemon.planner.moves import Allotment, Move, moves
+from slurm_elastic.daemon.planner.moves import Move, TargetSize, moves
 from slurm_elastic.daemon.planner.running.eligibility import running_job
 from slurm_elastic.daemon.planner.running.state import JobState
 from slurm_elastic.daemon.text.reasons import Reason
@@ -28,8 +28,8 @@ def move(gpus: int, via: str = ALL, asked: int = 4, busy: bool = False) -> Move:
     base = (Piece(1, "base", ("n1", "n2"), 4, TYPE),)
     state = JobState(in_use=InUse(1, 1, base, 240, 0.0, 0.0), pause_s=0.5, requeue_s=20.0)
     running = running_job(sort_jobs(snapshot).elastic[1], state, Settings(), 1000.0)
-    allotment = Allotment(running, gpus, 240, Reason.KEEP_PINNED, 0.0)
-    return moves([allotment], Ledger.of(snapshot), {1: list(snapshot.nodes)})[1]
+    target_size = TargetSize(running, gpus, 240, Reason.KEEP_PINNED, 0.0)
+    return moves([target_size], Ledger.of(snapshot), {1: list(snapshot.nodes)})[1]
 
 
 def why(made: Move) -> dict[str, str]:

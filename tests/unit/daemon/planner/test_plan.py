@@ -43,11 +43,11 @@ def test_what_slurm_does_not_take_is_planned_to_be_trained_on_again() -> None:
     plan = world.plan()
     resize = order(plan, 1)
     assert (resize.keep, resize.add, resize.gpus) == ((Piece(1, "base", ("n1", "n2"), 4, "a100"),), (), 8)
-    assert row(plan, 1).reason == Reason.TAKE_BACK.value and not plan.met
+    assert row(plan, 1).reason == Reason.TAKE_BACK.value and not plan.served
     world.state(1, last=closed("failed", NOW - 5))
     assert row(world.plan(), 1).reason != Reason.TAKE_BACK.value
     world.state(1, refused={})
-    assert len(world.plan().met) == 1
+    assert len(world.plan().served) == 1
 
 
 # --- growing ------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_a_rigid_job_that_needs_two_nodes_gets_exactly_two() -> None:
     (kept_more,) = row(plan, 1).alternatives
     assert kept_more["gpus"] == 8 and kept_more["why"] == "too few would be left for 9 to start"
     assert all(resize.add == () for resize in plan.resizes)
-    assert plan.met[0].need.job_id == 9 and plan.met[0].waits
+    assert plan.served[0].need.job_id == 9 and plan.served[0].waits
 
 
 def test_room_already_on_its_way_is_not_made_twice() -> None:
@@ -208,7 +208,7 @@ def test_room_already_on_its_way_is_not_made_twice() -> None:
     resize = resize_row(Resize(5, 1, keep, (), 4, 256, "shrink_for_job", 60.0), "accepted", NOW, NOW)
     world.state(1, resize=resize)
     plan = world.plan()
-    assert plan.resizes == () and plan.met[0].waits
+    assert plan.resizes == () and plan.served[0].waits
     assert row(plan, 1).reason == Reason.KEEP_RESIZING.value and row(plan, 1).gpus_to == 4
 
 
@@ -243,7 +243,7 @@ def test_nothing_moves_when_the_queue_cannot_use_it() -> None:
     world.cluster.run(8, "n3", uid=1002)
     world.cluster.wait(9, 3)
     plan = world.plan()
-    assert plan.resizes == () and plan.unmet == (9,)
+    assert plan.resizes == () and plan.unserved == (9,)
 
 
 def test_an_unmeasured_job_gives_way_all_the_same() -> None:
@@ -279,8 +279,8 @@ def test_room_that_was_not_taken_is_used_again() -> None:
     world = World(3)
     world.job(1, "n1")
     world.cluster.wait(9, 2)
-    (met,) = world.plan().met
-    assert row(world.plan(passed=[met.need.kind]), 1).gpus_to == 12
+    (served,) = world.plan().served
+    assert row(world.plan(passed=[served.need.kind]), 1).gpus_to == 12
 
 
 def test_a_job_that_is_just_starting_takes_nothing_from_anyone() -> None:

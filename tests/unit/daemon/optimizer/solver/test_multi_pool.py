@@ -11,7 +11,7 @@ import pytest
 from instances import instances
 
 from slurm_elastic.daemon.optimizer.errors import InfeasiblePlan, PlanInputError
-from slurm_elastic.daemon.optimizer.solver import halves
+from slurm_elastic.daemon.optimizer.solver import meet_in_the_middle
 from slurm_elastic.daemon.optimizer.solver.crossing_limits import solve_limited
 from slurm_elastic.daemon.optimizer.solver.multi_pool import PoolChoice, solve_pools
 from slurm_elastic.daemon.optimizer.solver.nested_caps import Cap, solve_capped
@@ -40,7 +40,7 @@ def pool_rows(rng: random.Random, pools: int, jobs: int) -> list[list[PoolChoice
 def test_pools_equal_brute_force(numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On four thousand small instances of one to three pools the plan is the best of all, or rightly refused."""
     if numbers == "of Python's":
-        monkeypatch.setattr(halves, "MOST", 1)
+        monkeypatch.setattr(meet_in_the_middle, "MOST", 1)
     rng, refused, tried = random.Random(numbers), 0, instances(4000) if numbers == "of 64 bits" else range(400)
     for _ in tried:
         pools = rng.randint(1, 3)
@@ -276,17 +276,17 @@ def capped_row(rng: random.Random) -> list[Choice]:
     return [Choice(0, 0.0), *(Choice(rng.randint(1, 6), rng.random() * 5) for _ in range(rng.randint(1, 3)))]
 
 
-@pytest.mark.parametrize("most", [halves.MOST, 1])
+@pytest.mark.parametrize("most", [meet_in_the_middle.MOST, 1])
 def test_pools_that_cost_nothing_are_kept_within_all_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A capacity whose price is 0 is left out until a plan breaks it, and no plan given breaks it."""
-    monkeypatch.setattr(halves, "MOST", most)
-    broken, breaks = list[bool](), halves.Search._breaks
+    monkeypatch.setattr(meet_in_the_middle, "MOST", most)
+    broken, breaks = list[bool](), meet_in_the_middle.Search._breaks
 
-    def counted(search: halves.Search, found: list[int]) -> bool:
+    def counted(search: meet_in_the_middle.Search, found: list[int]) -> bool:
         broken.append(breaks(search, found))
         return broken[-1]
 
-    monkeypatch.setattr(halves.Search, "_breaks", counted)
+    monkeypatch.setattr(meet_in_the_middle.Search, "_breaks", counted)
     rng = random.Random(11)
     for _ in range(300):
         rows, capacities = pool_rows(rng, 4, rng.randint(2, 5)), [rng.randint(4, 30) for _ in range(4)]

@@ -87,7 +87,7 @@ def test_what_slurm_holds_beyond_the_training_counts_as_coming_free() -> None:
     world.state(1, in_use=InUse(1, 0, (base,), 256, 0.0, 0.0))
     world.cluster.wait(9)
     plan = world.plan()
-    assert plan.resizes == () and plan.met[0].nodes == ("n2",)
+    assert plan.resizes == () and plan.served[0].nodes == ("n2",)
 
 
 def test_a_pin_to_a_size_it_cannot_be_cut_down_to_leaves_the_job_as_it_is() -> None:

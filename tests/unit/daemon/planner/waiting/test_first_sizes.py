@@ -118,7 +118,7 @@ def test_no_size_below_what_a_limit_demands() -> None:
 def test_a_size_at_which_its_like_did_not_start_is_not_set_again() -> None:
     """Room was kept for such a job and Slurm did not start it."""
     made = world("smallest")
-    kind = made.plan().met[0].need.kind
+    kind = made.plan().served[0].need.kind
     assert made.plan(passed=[kind]).first == NO_FIRST_SIZES
 
 
@@ -150,8 +150,8 @@ def test_a_job_that_slurm_does_not_start_though_there_is_room_gets_its_own_size_
     made = world("smallest")
     made.cluster.change(1, num_nodes=1, gpus=4, cpus=8)
     changed = {1: Changed(SCRIPT, Size(1, 4), NOW - 120)}
-    (met,) = made.plan(changed=changed).met
-    assert made.plan(changed=changed, passed=[met.need.kind]).first.back == {1: SCRIPT}
+    (served,) = made.plan(changed=changed).served
+    assert made.plan(changed=changed, passed=[served.need.kind]).first.back == {1: SCRIPT}
 
 
 def test_a_job_that_slurm_holds_at_the_size_that_it_was_given_gets_its_own_back() -> None:

@@ -14,13 +14,15 @@ from slurm_elastic.daemon.models.cache import observations
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.throughput import unmeasured
 from slurm_elastic.daemon.optimizer.plan import Cache
-from slurm_elastic.daemon.planner.waiting.first_sizes import Candidate, Waiting
+from slurm_elastic.daemon.planner.waiting.first_sizes import StartingJob, Waiting
 from slurm_elastic.daemon.planner.waiting.shares import shares
 
 MODEL = Curve(observations((seen(4),)))
 
 
-def candidates(count: int, request: str = "elastic:gpus=4-32,step=4,batch=240-3840", nodes: int = 8) -> list[Candidate]:
+def candidates(
+    count: int, request: str = "elastic:gpus=4-32,step=4,batch=240-3840", nodes: int = 8
+) -> list[StartingJob]:
     """Jobs in the order of their numbers, that ask for so many nodes."""
     cluster = Cluster(8)
     for number in range(1, count + 1):
@@ -31,7 +33,7 @@ def candidates(count: int, request: str = "elastic:gpus=4-32,step=4,batch=240-38
     return [one for need in waiting.needs if (one := waiting.candidate(need)) is not None]
 
 
-def given(capacity: int, waiting: list[Candidate], **settings: object) -> list[int]:
+def given(capacity: int, waiting: list[StartingJob], **settings: object) -> list[int]:
     models = {one.need.job_id: MODEL for one in waiting}
     found = shares([], capacity, (), waiting, models, replace(SETTINGS, **settings), Cache())  # type: ignore[arg-type]
     return [found[one.need.job_id] for one in waiting]

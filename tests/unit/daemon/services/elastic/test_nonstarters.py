@@ -5,13 +5,13 @@ from __future__ import annotations
 from cluster_snapshots import Cluster
 from shrink_jobs import REQUEST, room
 
-from slurm_elastic.daemon.capacity.make_room import Met
+from slurm_elastic.daemon.capacity.make_room import RoomMade
 from slurm_elastic.daemon.services.elastic.nonstarters import RETRY_S, WAIT_S, Nonstarters
 
 
-def ready(cluster: Cluster) -> tuple[Met, ...]:
+def ready(cluster: Cluster) -> tuple[RoomMade, ...]:
     """The waiting jobs that could start now."""
-    return tuple(met for met in room(cluster.snapshot()).met if not met.waits)
+    return tuple(served for served in room(cluster.snapshot()).served if not served.waits)
 
 
 def waiting(*job_ids: int) -> Cluster:
@@ -26,17 +26,17 @@ def waiting(*job_ids: int) -> Cluster:
 def test_no_room_is_made_for_a_kind_of_job_that_does_not_start() -> None:
     """Not before it had the time to start; for all jobs like it at once; the next time for twice as long."""
     kept, cluster, t = Nonstarters(), waiting(5, 6), 1000.0
-    met = ready(cluster)
-    kept.record(met, cluster.snapshot(), t)
-    kept.record(met, cluster.snapshot(), t + WAIT_S - 1)
+    served = ready(cluster)
+    kept.record(served, cluster.snapshot(), t)
+    kept.record(served, cluster.snapshot(), t + WAIT_S - 1)
     assert not kept.excluded(t + WAIT_S - 1)
-    kept.record(met, cluster.snapshot(), t + WAIT_S)
-    assert kept.excluded(t + WAIT_S + RETRY_S - 1) == {met[0].need.kind} == {one.need.kind for one in met}
+    kept.record(served, cluster.snapshot(), t + WAIT_S)
+    assert kept.excluded(t + WAIT_S + RETRY_S - 1) == {served[0].need.kind} == {one.need.kind for one in served}
     again = t + WAIT_S + RETRY_S
     assert not kept.excluded(again)
     kept.record((), cluster.snapshot(), again - 1)
-    kept.record(met, cluster.snapshot(), again)
-    kept.record(met, cluster.snapshot(), again + WAIT_S)
+    kept.record(served, cluster.snapshot(), again)
+    kept.record(served, cluster.snapshot(), again + WAIT_S)
     assert kept.excluded(again + WAIT_S + 2 * RETRY_S - 1)
     assert not kept.excluded(again + WAIT_S + 2 * RETRY_S)
 
@@ -53,11 +53,11 @@ def test_one_that_starts_is_believed() -> None:
 def test_who_gave_in_vain_is_known() -> None:
     """Because the job did not start, or is gone; not when it started, and not after the next resize."""
     cluster, t = waiting(5), 1000.0
-    met = ready(cluster)
+    served = ready(cluster)
     for ends in ("waits", "gone", "runs"):
         kept, cluster = Nonstarters(), waiting(5)
-        kept.gives(1, met)
-        kept.record(met, cluster.snapshot(), t)
+        kept.gives(1, served)
+        kept.record(served, cluster.snapshot(), t)
         assert kept.in_vain == set()
         if ends == "gone":
             del cluster.jobs[5]
@@ -65,7 +65,7 @@ def test_who_gave_in_vain_is_known() -> None:
             cluster.run(5, "n2", 4)
             kept.record((), cluster.snapshot(), t + 1)
             del cluster.jobs[5]
-        kept.record(met if ends == "waits" else (), cluster.snapshot(), t + WAIT_S)
+        kept.record(served if ends == "waits" else (), cluster.snapshot(), t + WAIT_S)
         assert kept.in_vain == (set() if ends == "runs" else {1})
         kept.gives(1, ())
         assert kept.in_vain == set()

@@ -17,7 +17,7 @@ from ...optimizer.speedups import speedups_of
 from ..running.cooldown import cooldown_s
 from ..running.job import RunningJob
 from ..running.time_left import remaining_s
-from .member import Member, Untried
+from .candidate import Candidate, Untried
 
 TRY_GAIN = 0.05
 """Least share of what is left of a training that trying a size must win in the mean."""
@@ -45,7 +45,7 @@ def won_s(gain: float, doubt: float, left_s: float, held_s: float, pause_s: floa
     return held_s * log + (left_s - held_s) * better - pause_s * (1.0 + worse)
 
 
-def explored(m: Member, free: int, idle: int, settings: Settings, now: float, at: float) -> tuple[int, int] | None:
+def explore(m: Candidate, free: int, idle: int, settings: Settings, now: float, at: float) -> tuple[int, int] | None:
     """(GPUs, batch) of the larger size, never measured, that is most worth a try on GPUs that nobody wants; None:
     there is none.
 
@@ -104,7 +104,7 @@ def _rested_s(running: RunningJob, now: float) -> float:
     return now - (last.updated if last is not None else in_use.since if in_use is not None else now)
 
 
-def _left_s(m: Member, progress: float, now: float, at: float) -> float:
+def _left_s(m: Candidate, progress: float, now: float, at: float) -> float:
     """Seconds that the job goes on at this progress, at most to its time limit; its horizon where that is not known."""
     alone = remaining_s(m.running, now)
     if alone is None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from plan_cases import NOW, World, closed, row, seen
 
-from slurm_elastic.daemon.planner.pools.trial import won_s
+from slurm_elastic.daemon.planner.pools.size_exploration import won_s
 from slurm_elastic.daemon.planner.running.reports import Remaining
 from slurm_elastic.daemon.text.reasons import Reason
 

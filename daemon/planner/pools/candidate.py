@@ -14,7 +14,7 @@ from ...mechanisms.base import pause_s
 from ...optimizer.job_view import JobView
 from ...optimizer.models import goodput
 from ...text.reasons import Reason
-from ..moves import Allotment, Move
+from ..moves import Move, TargetSize
 from ..running.job import RunningJob
 from ..running.sizes import batches
 from .options import Options
@@ -24,7 +24,7 @@ Untried = tuple[float, tuple[tuple[int, int, float, float], ...]]
 
 
 @record(frozen=True, slots=False)
-class Member:
+class Candidate:
     """A movable job of a pool."""
 
     running: RunningJob
@@ -52,8 +52,8 @@ class Member:
         made = self.standing.get(reason)
         if made is None:
             running = self.running
-            allotment = Allotment(running, running.gpus, running.batch, reason, 0.0)
-            made = self.standing[reason] = Move(allotment, running.pieces)
+            target_size = TargetSize(running, running.gpus, running.batch, reason, 0.0)
+            made = self.standing[reason] = Move(target_size, running.pieces)
         return made
 
     @cached_property
@@ -75,7 +75,7 @@ class Member:
 
 def member(
     running: RunningJob, made: Options, settings: Settings, factor: float = 1.0, horizon_s: float | None = None
-) -> Member:
+) -> Candidate:
     """The job as the optimizer sees it.
 
     `factor`: what its weight is multiplied by to be fair; `horizon_s`: as `horizon` has it.
@@ -103,7 +103,7 @@ def member(
         restart_sizes=made.restart_sizes,
         restart_pause_s=made.restart.cost_s(running, settings) if made.restart else 0.0,
     )
-    return Member(running, made, view)
+    return Candidate(running, made, view)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
