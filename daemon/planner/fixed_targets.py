@@ -87,7 +87,8 @@ def take_back(running: RunningJob) -> TargetSize | None:
 def failed_lately(running: RunningJob) -> bool:
     """Whether it may not grow because its last resize did not come about."""
     last = running.state.last
-    return not running.may_grow and last is not None and last.state != ResizeState.DONE
+    held = not running.may_grow or running.most is not None
+    return held and last is not None and last.state != ResizeState.DONE
 
 
 def _by_requeue(running: RunningJob) -> bool:

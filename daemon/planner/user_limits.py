@@ -32,13 +32,18 @@ class Limits:
         self, settings: Sequence[str], running_jobs: Iterable[RunningJob], slurm: Iterable[GpuLimit] = ()
     ) -> None:
         known, of_slurm = list(running_jobs), list(slurm)
-        limited = known if settings or of_slurm else ()
+        tries = [running for running in known if running.most is not None]
+        limited = known if settings or of_slurm else tries
         self.held = {running.job_id: _spoken_for(running) for running in limited}
         self.limits = _limits(settings, known)
         for limit in of_slurm:
             jobs = limit.jobs & self.held.keys()
             gpus = self._used(jobs) + limit.more
             self.limits.append(Limit(f"{limit.label} {gpus} GPUs", gpus, jobs))
+        for one in tries:
+            assert one.most is not None
+            label = f"Slurm refused it more at once, and it may try {one.most} GPUs"
+            self.limits.append(Limit(label, max(one.gpus, one.most), frozenset({one.job_id})))
         self._of: dict[int, list[Limit]] = {}
         for each in self.limits:
             for job_id in each.jobs:

@@ -30,6 +30,8 @@ class Rest:
     until: float | None = None
     frozen: Reason | None = None
     fresh_until: float = inf
+    most: int | None = None
+    """GPUs that it may try, for Slurm has refused it more; None: it has not."""
 
 
 def rested(rest: Rest, state: JobState, settings: Settings, now: float) -> Rest:
@@ -60,6 +62,7 @@ def cooled(state: JobState, settings: Settings, now: float) -> Rest:
     own changes hold nothing else back: they take no node, and hardly a pause.
 
     After a growth that failed, or a companion that never came, the job only does not grow for a while: it gives way.
+    Where Slurm refused the companion at once, half of what that was to add may be tried meanwhile, then half of that.
     A growth whose nodes somebody else got, or needed, is planned again at once, and so is what was given up for a job
     that did not take it, because a companion's time was over, or on a node that was drained. After a shrink that failed
     nothing is done to it for a tenth of the time after a failure, twice as long after each further one; then it gives
@@ -105,7 +108,17 @@ def _after_resize(state: JobState, settings: Settings, now: float) -> Rest:
         if now < gives_way:
             return Rest(False, False, until=until, frozen=Reason.KEEP_FAILED, fresh_until=gives_way)
         return Rest(False, False, False, until=until, fresh_until=until)
+    if _refused_at_once(last):
+        added = sum(shape.gpus for shape in last.add)
+        return Rest(until=until, fresh_until=until, most=last.gpus - added + added // 2)
     return Rest(may_grow=False, until=until, fresh_until=until)
+
+
+def _refused_at_once(last: ResizeRow) -> bool:
+    """Whether Slurm refused what was asked for, and was not waited for in vain."""
+    asked, at = last.phases[-2:][0]
+    refused = last.state == ResizeState.WITHDRAWN and asked == ResizeState.SUBMITTED
+    return refused and last.updated - at < last.wait_s / 2
 
 
 _NOT_ITS_CHOICE = (Reason.COMPANION_ENDS, Reason.SHRINK_DRAIN)

@@ -40,7 +40,8 @@ def running_job(
     frozen = _frozen(job, state, pieces, registered, bool(kept))
     growth = _open_growth(state, pieces) if registered else None
     rest = Rest() if frozen else rested(cooled(state, settings, now), state, settings, now)
-    works = not state.stalled
+    works, gpus = not state.stalled, sum(piece.gpus for piece in pieces)
+    smaller = rest.most is None or any(gpus < size <= rest.most for size in sizes(job))
     return RunningJob(
         job=job,
         state=state,
@@ -49,12 +50,13 @@ def running_job(
         stuck=without(held, left - kept) if kept else (),
         frozen=frozen or rest.frozen,
         growing=growth is not None,
-        may_grow=rest.may_grow and works,
+        may_grow=rest.may_grow and works and smaller,
         may_shrink=rest.may_shrink,
         may_rebatch=rest.may_rebatch and works,
         until=rest.until,
         weight=weight_of(job.request, settings) * (1.0 if works else STALLED_WEIGHT),
         site=site,
+        most=rest.most,
         fresh_until=rest.fresh_until,
     )
 

@@ -43,6 +43,8 @@ class RunningJob:
     """For another elastic job; for a waiting one it always may, unless frozen."""
     may_rebatch: bool = True
     """Its batch alone may change."""
+    most: int | None = None
+    """GPUs that it may try, for Slurm has refused it more; None: it has not."""
     until: float | None = None
     """When the cooldown or the time after a failure is over."""
     weight: float = 1.0

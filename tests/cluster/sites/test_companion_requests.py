@@ -53,6 +53,15 @@ def test_nodes_that_the_base_excludes_are_not_asked_for(site: SiteCluster, monke
         assert nodes == {"n1", "n8"}
 
 
+def test_after_a_refused_size_a_smaller_one_is_tried(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that refuses jobs of two nodes or three, by a rule that nobody can read: the job grows by single ones."""
+    for nodes in "23":
+        site.veto("submit", "at most one node", min_nodes=nodes)
+    with live_daemon(site.sandbox, monkeypatch, "failed_backoff_s = 600.0") as daemon:
+        job = daemon.submit("-N1", "--gres=gpu:a100:4", comment="elastic:gpus=4-16,step=4,batch=240-3840")
+        daemon.settles_at(job, 16)
+
+
 def test_an_exclusive_job_grows_by_whole_nodes(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node with two GPUs free is passed over for one that is idle."""
     with live_daemon(site.sandbox, monkeypatch) as daemon:

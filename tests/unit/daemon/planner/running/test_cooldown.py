@@ -12,6 +12,9 @@ from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.planner import JobState, decide
 from slurm_elastic.daemon.planner.running.cooldown import cooldown_s
 from slurm_elastic.daemon.text.reasons import Reason
+from slurm_elastic.db.rows import ResizeRow
+from slurm_elastic.protocol.messages import Resize, Shape
+from slurm_elastic.protocol.resize_state import ResizeState
 
 
 def test_cooldown_holds_growth_back_but_not_waiting_jobs() -> None:
@@ -123,6 +126,44 @@ def test_a_companion_that_never_came_stops_growth_only() -> None:
     assert world.plan().resizes == ()
     world.cluster.wait(9, 3)
     assert row(world.plan(), 1).gpus_to == 4
+
+
+def refused_growth(gpus: int, state: str = "withdrawn", after_s: float = 1.0, asked: str = "submitted") -> ResizeRow:
+    """A growth of a job with 4 GPUs, which Slurm was asked for so long before it ended."""
+    resize = Resize(1, 1, (), (Shape(1, gpus - 4),), gpus, 256, "grow_idle", 60.0)
+    row = ResizeRow.issued(resize, NOW - 20).come_to(ResizeState(asked), NOW - 10 - after_s)
+    return row.come_to(ResizeState(state), NOW - 10)
+
+
+def test_after_a_size_that_slurm_refused_a_smaller_one_is_tried() -> None:
+    """At once, with half of what was to be added, then half of that; when none is left, after the backoff."""
+    world = World(4)
+    world.job(1, "n1", "elastic:gpus=4-16,step=4,batch=240-256")
+    assert order(world.plan(), 1).gpus == 16
+    world.state(1, last=refused_growth(16))
+    plan = world.plan()
+    assert order(plan, 1).gpus == 8 and sum(shape.gpus for shape in order(plan, 1).add) == 4
+    limit = row(plan, 1).evidence["limit"]
+    assert limit == "Slurm refused it more at once, and it may try 10 GPUs in all: without that it would have 16"
+    world.state(1, last=refused_growth(8))
+    plan = world.plan()
+    assert plan.resizes == () and row(plan, 1).reason == Reason.KEEP_FAILED.value
+    world.state(1, last=refused_growth(8), pinned=16)
+    assert world.plan().resizes == ()
+
+
+@pytest.mark.parametrize("last", [
+    refused_growth(16, after_s=60.0),  # Slurm granted none within its time
+    refused_growth(16, state="failed"),
+    refused_growth(16, asked="accepted"),
+    refused_growth(16, asked="granted"),
+])  # fmt: skip
+def test_only_a_refusal_says_that_a_smaller_size_may_pass(last: ResizeRow) -> None:
+    """What was waited for in vain, or failed later, would not be had by asking for less."""
+    world = World(4)
+    world.job(1, "n1", "elastic:gpus=4-16,step=4,batch=240-256")
+    world.state(1, last=last)
+    assert world.plan().resizes == ()
 
 
 def faster_at_512(settings: Settings = SETTINGS) -> World:
