@@ -128,13 +128,21 @@ class Kills:
 
     def flap(self) -> Any:
         """The node of a base dies, and is back within a second or two."""
-        job = self.victim()
-        held = self.daemon.jobs().get(job.job_id) if job and self.campaign.slurm_answers() else None
-        if held is None or not held.running or not self.ground.alive(held.nodes[0]):
+        if not self.campaign.slurm_answers():
             return
-        self.ground.kill_node(held.nodes[0])
-        self.ground.heal_node(held.nodes[0])
+        # A job that was submitted a moment ago, or that lost its node in the round before, has none yet.
+        node = wait_until(self._node_of_a_base, SETTLE_S, self.campaign.story, every=0.2)
+        self.ground.kill_node(node)
+        self.ground.heal_node(node)
         self.counts.kills["flapping node"] += 1
+
+    def _node_of_a_base(self) -> str:
+        """Of one that runs; empty: none does."""
+        self.campaign.remind()
+        queue = self.daemon.jobs()
+        bases = [queue[job.job_id] for job in self.campaign.jobs if job.job_id in queue]
+        nodes = [base.nodes[0] for base in bases if base.running and self.ground.alive(base.nodes[0])]
+        return self.chance.choice(nodes) if nodes else ""
 
     def maintenance(self) -> Any:
         """A node is reserved for maintenance from now on, over whatever runs there."""
