@@ -59,7 +59,7 @@ from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.request_proof import JobKey, JobProofs
 from slurm_elastic.protocol.codec import to_json
 from slurm_elastic.protocol.messages import Report, Reports, Resize
-from slurm_elastic.trainer_shim.supervisor.daemon_client import POLL_S
+from slurm_elastic.trainer_shim.allocation.daemon_client import POLL_S
 
 UID = 1000
 INTERVAL_S = 5.0

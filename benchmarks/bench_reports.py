@@ -37,11 +37,12 @@ import torch
 from torch import nn
 
 from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.trainer_shim.allocation.pieces.events import AgentUp
 from slurm_elastic.trainer_shim.parallel.ddp import Replicated
 from slurm_elastic.trainer_shim.parallel.exposed_communication import ExposedCommunication
 from slurm_elastic.trainer_shim.state.kept_parts import State
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import SupervisorContext
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import AgentUp, WorkerMessage
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import WorkerMessage
 from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Machine
 from slurm_elastic.trainer_shim.training.guards.replica_check import EVERY, ReplicaCheck
 from slurm_elastic.trainer_shim.training.step_meter import Meter, Position, StepShape

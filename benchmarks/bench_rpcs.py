@@ -32,8 +32,8 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.messages import Phase, Piece, Registration, Report, Resize
 from slurm_elastic.protocol.resize_state import ResizeState
-from slurm_elastic.trainer_shim.supervisor import commands
-from slurm_elastic.trainer_shim.supervisor.slurm_job import SlurmJob, parse_job
+from slurm_elastic.trainer_shim.allocation import commands
+from slurm_elastic.trainer_shim.allocation.slurm_job import SlurmJob, parse_job
 
 GPUS_PER_NODE = 64
 AT_A_TIME = 8

@@ -18,7 +18,7 @@ from waiting import wait_until
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.slurm import CommandClient, Size
 from slurm_elastic.protocol.messages import Piece, Shape
-from slurm_elastic.trainer_shim.supervisor import job_dir
+from slurm_elastic.trainer_shim.allocation import job_dir
 
 INIT_DISTRIBUTED = """
 import os, torch

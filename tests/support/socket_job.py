@@ -17,9 +17,9 @@ from patience import Patience
 from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.version import build
+from slurm_elastic.trainer_shim.allocation.launchers import LocalLauncher, Options
 from slurm_elastic.trainer_shim.control import handshake
 from slurm_elastic.trainer_shim.supervisor.driver import Supervisor
-from slurm_elastic.trainer_shim.supervisor.launchers import LocalLauncher, Options
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, SupervisorContext
 from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Machine
 

@@ -22,8 +22,8 @@ from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import DaemonUnreachable, ElasticError, NotAllowed
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
-from slurm_elastic.trainer_shim.supervisor.commands import show_hostnames, show_job
-from slurm_elastic.trainer_shim.supervisor.slurm_job import parse_job
+from slurm_elastic.trainer_shim.allocation.commands import show_hostnames, show_job
+from slurm_elastic.trainer_shim.allocation.slurm_job import parse_job
 
 REPORT_S = 0.2
 

@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
+from slurm_elastic.trainer_shim.allocation.pieces.events import (
+    AgentUp,
+    CompanionGranted,
+    CompanionRefused,
+    Event,
+    ResizeCame,
+)
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     Action,
     Exit,
@@ -15,15 +22,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     Spawn,
 )
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, SupervisorContext
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
-    AgentUp,
-    CompanionGranted,
-    CompanionRefused,
-    Event,
-    ResizeCame,
-    WorkerExit,
-    WorkerMessage,
-)
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import WorkerExit, WorkerMessage
 from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Machine
 from slurm_elastic.trainer_shim.supervisor.state_machine.workers import agents_of
 

@@ -32,7 +32,7 @@ from local_run import Run, workers_of
 from waiting import wait_until
 
 from slurm_elastic.protocol.messages import Phase, Piece, Shape
-from slurm_elastic.trainer_shim.supervisor import job_dir
+from slurm_elastic.trainer_shim.allocation import job_dir
 from slurm_elastic.trainer_shim.training import audit
 
 T = TypeVar("T")

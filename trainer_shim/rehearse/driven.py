@@ -12,8 +12,8 @@ from pathlib import Path
 from slurm_elastic.protocol.errors import ElasticError
 from slurm_elastic.protocol.messages import Phase, Registration, Report, Resize, Shape
 
+from ..allocation.daemon_client import Connect, DaemonClient
 from ..supervisor import cli
-from ..supervisor.daemon_client import Connect, DaemonClient
 from ..training.watched import VARIABLE
 
 

@@ -24,14 +24,14 @@ from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, RequestError
 from slurm_elastic.protocol.messages import Piece
 
+from ..allocation import commands, job_dir, launchers
+from ..allocation.daemon_client import Connect, DaemonClient
+from ..allocation.launchers import Options
+from ..allocation.lease import Lease
+from ..allocation.parent import Parent
+from ..allocation.slurm_job import SlurmJob
 from ..control import copies, cuda_backend, interfaces
-from . import commands, job_dir, launchers
-from .daemon_client import Connect, DaemonClient
 from .driver import Supervisor
-from .launchers import Options
-from .lease import Lease
-from .parent import Parent
-from .slurm_job import SlurmJob
 from .state_machine.context import CHECKPOINT_S, RunLimits, SupervisorContext
 from .state_machine.machine import Machine
 

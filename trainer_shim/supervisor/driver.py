@@ -23,6 +23,23 @@ from slurm_elastic.protocol.json_lines import Malformed, Message
 from slurm_elastic.protocol.message_fields import name_of, records, text, texts, whole
 from slurm_elastic.protocol.version import build, version
 
+from ..allocation import job_dir
+from ..allocation.daemon_client import Connect
+from ..allocation.launchers import Options, StartLauncher
+from ..allocation.lease import RENEW_S, Lease
+from ..allocation.pieces.events import (
+    AgentKey,
+    AgentLost,
+    AgentUp,
+    DirectoryTaken,
+    Event,
+    JobTerminating,
+    NodeSuspending,
+    NodeTerminating,
+    ReachTried,
+    Registered,
+    ResizeCame,
+)
 from ..control import job_key
 from ..control.background_writer import BackgroundWriter
 from ..control.event_loop import Children, Loop
@@ -30,10 +47,6 @@ from ..control.server import ControlServer
 from ..control.worker_client import EXIT_LOST
 from ..node.reach import Listener
 from ..node.worker_process import NOTICES
-from . import job_dir
-from .daemon_client import Connect
-from .launchers import Options, StartLauncher
-from .lease import RENEW_S, Lease
 from .state_machine import actions, events
 from .state_machine.job_end import UNSAVED_CODE
 from .state_machine.machine import Machine
@@ -43,7 +56,7 @@ LATE_EXIT_S = 1.0
 GOODBYE_S = 8.0
 RECORD_S = 1.0
 """How long a new world waits for its generation to be on disk; a disk that is slower gets it later."""
-NOTICE = events.JobTerminating(60.0, stop=False)
+NOTICE = JobTerminating(60.0, stop=False)
 """What SIGUSR1 and SIGUSR2 say, whether they come to the batch script or to the steps (--signal without B:)."""
 LAST_LINES_S = 3.0
 """How long the end of a job waits for what is still to be written."""
@@ -81,14 +94,14 @@ class Supervisor:
         self._launcher = launcher(self._loop, self._children, dataclasses.replace(options, env=env), self._event)
         self._daemon = (
             connect(
-                lambda resize: self._loop.call(lambda: self._event(events.ResizeCame(resize))),
+                lambda resize: self._loop.call(lambda: self._event(ResizeCame(resize))),
                 self._print,
-                lambda grant: self._loop.call(lambda: self._event(events.Registered.of(grant))),
+                lambda grant: self._loop.call(lambda: self._event(Registered.of(grant))),
             )
             if connect is not None
             else None
         )
-        self._agents: dict[str, events.AgentKey] = {}
+        self._agents: dict[str, AgentKey] = {}
         self._exits: dict[str, events.WorkerExit] = {}
         self._code: int | None = None
         self._told_unshared = False
@@ -97,8 +110,8 @@ class Supervisor:
 
     def run(self) -> int:
         end_s = self._machine.context.limits.end_s
-        self._loop.on_signal(signal.SIGTERM, lambda: self._event(events.JobTerminating(end_s, stop=True, code=143)))
-        self._loop.on_signal(signal.SIGINT, lambda: self._event(events.JobTerminating(end_s, stop=True, code=130)))
+        self._loop.on_signal(signal.SIGTERM, lambda: self._event(JobTerminating(end_s, stop=True, code=143)))
+        self._loop.on_signal(signal.SIGINT, lambda: self._event(JobTerminating(end_s, stop=True, code=130)))
         for number in NOTICES:
             self._loop.on_signal(number, lambda: self._event(NOTICE))
         self._perform(self._machine.start(time.monotonic()))
@@ -121,13 +134,13 @@ class Supervisor:
 
         def renew() -> None:
             ours = self._lease is None or self._lease.renew()
-            self._loop.call(self._wait_to_renew if ours else lambda: self._event(events.DirectoryTaken()))
+            self._loop.call(self._wait_to_renew if ours else lambda: self._event(DirectoryTaken()))
 
         self._disk.do(renew, lambda error: self._loop.call(self._wait_to_renew), 0.0)
 
     # --- events -----------------------------------------------------------------------------------------------
 
-    def _event(self, event: events.Event) -> None:
+    def _event(self, event: Event) -> None:
         self._perform(self._machine.handle(event, time.monotonic()))
 
     def _hello(self, kind: str, name: str, message: Message) -> None:
@@ -142,7 +155,7 @@ class Supervisor:
             self._server.send(kind, name, {"type": "quit"})
             raise
         self._agents[name] = key
-        self._event(events.AgentUp(key, gpus, listens, its if its != build() else ""))
+        self._event(AgentUp(key, gpus, listens, its if its != build() else ""))
 
     def _message(self, kind: str, name: str, message: Message) -> None:
         if kind == "worker":
@@ -153,7 +166,7 @@ class Supervisor:
             self._write(STDOUT, text(message, "text"))
         elif message.get("type") == "reached" and name in self._agents:
             told = [(Listener.of(one), text(one, "problem")) for one in records(message, "unreached")]
-            self._event(events.ReachTried(self._agents[name], tuple(told)))
+            self._event(ReachTried(self._agents[name], tuple(told)))
         elif message.get("type") == "stack":
             seen = texts(message, "frames"), text(message, "problem", "")
             self._event(events.StackSeen(text(message, "worker"), *seen))
@@ -162,7 +175,7 @@ class Supervisor:
         elif message.get("type") == "notice" and name in self._agents:
             number, key = message.get("signal"), self._agents[name]
             suspends = number == signal.SIGTSTP
-            event = (events.NodeSuspending if suspends else events.NodeTerminating)(key)
+            event = (NodeSuspending if suspends else NodeTerminating)(key)
             self._event(NOTICE if number in NOTICES else event)
 
     def _unshared(self, node: str) -> None:
@@ -177,7 +190,7 @@ class Supervisor:
     def _connection_lost(self, kind: str, name: str) -> None:
         if kind == "agent":
             if (key := self._agents.pop(name, None)) is not None:
-                self._event(events.AgentLost(key))
+                self._event(AgentLost(key))
         elif (late := self._exits.pop(name, None)) is not None:
             self._event(late)
         else:
@@ -225,7 +238,7 @@ class Supervisor:
         }
         self._to_agent(action.agent, {"type": "spawn", "worker": action.worker, "env": env, "follow": action.follow})
 
-    def _to_agent(self, key: events.AgentKey, message: Message) -> None:
+    def _to_agent(self, key: AgentKey, message: Message) -> None:
         self._server.send("agent", f"{key[0]}.{key[1]}", message)
 
     def _record_generation(self, action: actions.RecordGeneration) -> None:

@@ -14,7 +14,7 @@ from sandbox_of_hosts.names import HEAD, address
 from sandbox_of_hosts.sandbox import HostsSandbox
 from waiting import wait_until
 
-from slurm_elastic.trainer_shim.supervisor.companions import minutes_left
+from slurm_elastic.trainer_shim.allocation.companions import minutes_left
 
 Start = Callable[..., HostTraining]
 DIFFER = "do the clocks of the two hosts differ?"

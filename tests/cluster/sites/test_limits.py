@@ -13,7 +13,7 @@ from waiting import wait_until
 
 from slurm_elastic.daemon.slurm import CommandClient
 from slurm_elastic.daemon.slurm.site import PartitionRules
-from slurm_elastic.trainer_shim.supervisor.companions import said
+from slurm_elastic.trainer_shim.allocation.companions import said
 
 WIDE = "elastic:gpus=4-32,step=4,batch=240-3840"
 

@@ -20,8 +20,8 @@ from slurm_elastic.daemon.slurm import CommandClient, Size
 ROOT = Path(__file__).parents[3]
 LAUNCH = """
 import json, os, subprocess
-from slurm_elastic.trainer_shim.supervisor import commands
-from slurm_elastic.trainer_shim.supervisor.slurm_job import parse_job
+from slurm_elastic.trainer_shim.allocation import (commands)
+from slurm_elastic.trainer_shim.allocation.slurm_job import parse_job
 
 def call(words):
     env = commands.scrubbed(os.environ)

@@ -10,7 +10,7 @@ from slurm_elastic.daemon.cli.commands.sbatch import starting_gpus
 from slurm_elastic.daemon.slurm.model import Size
 from slurm_elastic.daemon.slurm.pending_resize import asked_size, size_words
 from slurm_elastic.protocol.gres import gres_gpus
-from slurm_elastic.trainer_shim.supervisor.slurm_job import parse_job
+from slurm_elastic.trainer_shim.allocation.slurm_job import parse_job
 
 
 @pytest.mark.parametrize(

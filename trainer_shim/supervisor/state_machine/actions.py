@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.messages import Phase, Piece, Registration, Shape
 
+from ...allocation.pieces.events import AgentKey
 from ...node.reach import Listener
-from .events import AgentKey
 
 
 class Action:

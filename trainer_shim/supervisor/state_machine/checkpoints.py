@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from slurm_elastic.protocol.messages import CHECKPOINTED
 
+from ...allocation.pieces.events import Registered
 from ...numerics.checkpoint_interval import interval_s
 from . import events
 from .actions import Print
@@ -60,7 +61,7 @@ class Checkpoints(Part):
             events.CheckpointSaved: self._saved,
             events.CheckpointFailed: self._failed,
             events.WorldRuns: self._world_runs,
-            events.Registered: self._registered,
+            Registered: self._registered,
         }
 
     def _too_old(self, event: CheckpointTimer) -> None:
@@ -84,7 +85,7 @@ class Checkpoints(Part):
             resize_id, context.requeue_id = context.requeue_id, 0
             context.report_phase(resize_id, "saved")
 
-    def _registered(self, event: events.Registered) -> None:
+    def _registered(self, event: Registered) -> None:
         self._node_failure_s = event.node_failure_s
 
     def _tell(self) -> None:

@@ -16,6 +16,7 @@ from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.message_fields import LARGEST
 from slurm_elastic.protocol.messages import Phase, Piece, Registration, Unreached
 
+from ...allocation.pieces.events import AgentKey
 from . import actions, events
 from .timers import KillTimer, Timers
 from .workers import ConnectedAgent, Worker, WorkerGroup, agents_of, joined
@@ -100,9 +101,9 @@ class RunningResize:
     """Companions granted, or nodes that are taken back."""
     awaited: int = 0
     """Companions asked for."""
-    agents: set[events.AgentKey] = field(default_factory=set)
+    agents: set[AgentKey] = field(default_factory=set)
     """Of what is added, as far as they have connected."""
-    reaching: set[events.AgentKey] = field(default_factory=set)
+    reaching: set[AgentKey] = field(default_factory=set)
     """Those of them that still try whether they reach the other hosts."""
     world: WorkerGroup | None = None
     """The coming one, once it is announced."""
@@ -136,9 +137,9 @@ class SupervisorContext:
         self.timers = Timers()
         self.pieces = pieces
         """Those whose GPUs train, or are to train next."""
-        self.batch_host: events.AgentKey = (pieces[0].slurm_job_id, pieces[0].nodes[0])
-        self.agents: dict[events.AgentKey, ConnectedAgent] = {}
-        self.awaited: set[events.AgentKey] = set()
+        self.batch_host: AgentKey = (pieces[0].slurm_job_id, pieces[0].nodes[0])
+        self.agents: dict[AgentKey, ConnectedAgent] = {}
+        self.awaited: set[AgentKey] = set()
         """Agents that the next world waits for; those of a companion are the resize's."""
         self.workers: dict[str, Worker] = {}
         self.world: WorkerGroup | None = None
@@ -164,7 +165,7 @@ class SupervisorContext:
         """The resize that the restart under way carries out; 0: none."""
         self.requeue_from_step = 0
         """A checkpoint of an earlier step is not good enough for it."""
-        self._incarnations: dict[tuple[events.AgentKey, int], int] = {}
+        self._incarnations: dict[tuple[AgentKey, int], int] = {}
         self._actions: list[actions.Action] = []
         self._emitted: list[Any] = []
 
@@ -192,24 +193,24 @@ class SupervisorContext:
         names = self.world.members if self.world else ()
         return [self.workers[name] for name in names if name in self.workers]
 
-    def had(self) -> set[events.AgentKey]:
+    def had(self) -> set[AgentKey]:
         """Every node that there ever were workers on, of the Slurm jobs that are in use."""
         return {agent for agent, _ in self._incarnations}
 
-    def workers_on(self, agents: Iterable[events.AgentKey]) -> list[Worker]:
+    def workers_on(self, agents: Iterable[AgentKey]) -> list[Worker]:
         wanted = set(agents)
         return [worker for worker in self.workers.values() if worker.agent in wanted]
 
-    def available(self, key: events.AgentKey) -> bool:
+    def available(self, key: AgentKey) -> bool:
         """Whether this agent is there, and not quitting."""
         agent = self.agents.get(key)
         return agent is not None and not agent.quitting
 
-    def joins(self, key: events.AgentKey) -> bool:
+    def joins(self, key: AgentKey) -> bool:
         """Whether this agent belongs to a companion that the running resize adds."""
         return self.resize is not None and key in agents_of(self.resize.added.values())
 
-    def joiner_awaited(self, keys: Iterable[events.AgentKey]) -> bool:
+    def joiner_awaited(self, keys: Iterable[AgentKey]) -> bool:
         """Whether one of these agents belongs to such a companion and has not connected."""
         return self.resize is not None and any(self.joins(key) and key not in self.resize.agents for key in keys)
 
@@ -238,14 +239,14 @@ class SupervisorContext:
 
     # --- workers ----------------------------------------------------------------------------------------------
 
-    def spawn_on(self, agents: Iterable[events.AgentKey]) -> None:
+    def spawn_on(self, agents: Iterable[AgentKey]) -> None:
         """One worker for each GPU of these agents."""
         for key in agents:
             for index in range(len(self.agents[key].gpus)):
                 worker = self._new_worker(key, index)
                 self.do(actions.Spawn(worker.name, key, index, follow=key == self.batch_host and index == 0))
 
-    def _new_worker(self, agent: events.AgentKey, index: int) -> Worker:
+    def _new_worker(self, agent: AgentKey, index: int) -> Worker:
         """A worker with a name never used before: `<job>.<node>.<index>`, then `.2`, `.3` for its successors."""
         count = self._incarnations.get((agent, index), 0) + 1
         self._incarnations[agent, index] = count
@@ -262,7 +263,7 @@ class SupervisorContext:
                 if KillTimer(worker.agent) not in self.timers:
                     self.timers.set(KillTimer(worker.agent), self.now + self.limits.kill_s)
 
-    def quit_agents(self, agents: Iterable[events.AgentKey]) -> None:
+    def quit_agents(self, agents: Iterable[AgentKey]) -> None:
         for key in agents:
             agent = self.agents.get(key)
             if agent is not None and not agent.quitting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurm_elastic.protocol.json_lines import Message
 
+from ...allocation.pieces.events import DirectoryTaken, JobTerminating
 from ...control.worker_client import EXIT_LOST
 from . import events
 from .actions import Exit, Print, Send
@@ -36,8 +37,8 @@ class JobEnd(Part):
         return {
             events.TrainingOver: self._training_over,
             events.EndIfOver: lambda event: self._end_if_over(),
-            events.JobTerminating: self._terminating,
-            events.DirectoryTaken: self._taken,
+            JobTerminating: self._terminating,
+            DirectoryTaken: self._taken,
             events.WorldRuns: self._world_runs,
             events.CheckpointSaved: self._saved,
             events.CheckpointFailed: self._failed,
@@ -65,7 +66,7 @@ class JobEnd(Part):
             context.do(Print("some workers ended before the training began while others wait for them"))
             context.end(1)
 
-    def _terminating(self, event: events.JobTerminating) -> None:
+    def _terminating(self, event: JobTerminating) -> None:
         """Checkpoint at once, or once there is something to write.
 
         With `stop` the deadline, or a second Ctrl-C, ends the job without it.
@@ -90,7 +91,7 @@ class JobEnd(Part):
         else:
             self._owed_s = event.deadline_s
 
-    def _taken(self, event: events.DirectoryTaken) -> None:
+    def _taken(self, event: DirectoryTaken) -> None:
         """The other one trains from the same checkpoints: nothing more is written there."""
         self._context.do(Print("another supervisor has taken this job directory over, ending without a checkpoint"))
         self._context.end(EXIT_LOST)

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from ...allocation.pieces.events import AgentUp, Event
 from .actions import Action, QuitAgent
 from .checkpoints import Checkpoints
 from .context import Mode, SupervisorContext
-from .events import AgentUp, Event, Started
+from .events import Started
 from .job_end import JobEnd
 from .nodes import Nodes
 from .resize import Resizes

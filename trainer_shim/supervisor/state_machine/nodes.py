@@ -11,8 +11,17 @@ from dataclasses import replace
 
 from slurm_elastic.protocol.messages import Piece, Unreached
 
+from ...allocation import commands
+from ...allocation.pieces.events import (
+    AgentKey,
+    AgentLost,
+    AgentUp,
+    JobTerminating,
+    NodeSuspending,
+    NodeTerminating,
+    StepEnded,
+)
 from ...node.reach import supervisor_unreached
-from .. import commands
 from . import events
 from .actions import CancelCompanion, DetachAgents, LaunchAgents, Print, QuitAgent, StartOver
 from .context import Handlers, Mode, Part, SupervisorContext
@@ -32,7 +41,7 @@ class Nodes(Part):
     def __init__(self, context: SupervisorContext) -> None:
         super().__init__(context)
         self._launches = 0
-        self._launched: dict[events.AgentKey, int] = {}
+        self._launched: dict[AgentKey, int] = {}
         self._pieces: dict[int, Piece] = {}
         """By launch, until its step has ended."""
 
@@ -40,11 +49,11 @@ class Nodes(Part):
         return {
             events.Started: self._start,
             events.StartAgents: lambda event: self._launch(event.piece),
-            events.AgentUp: self._up,
-            events.AgentLost: lambda event: self._lost(event.agent),
-            events.StepEnded: self._step_ended,
-            events.NodeTerminating: self._terminating,
-            events.NodeSuspending: self._suspending,
+            AgentUp: self._up,
+            AgentLost: lambda event: self._lost(event.agent),
+            StepEnded: self._step_ended,
+            NodeTerminating: self._terminating,
+            NodeSuspending: self._suspending,
             events.JobsLeft: self._forget_launches,
             SuspendedTimer: lambda event: self._context.do(CancelCompanion(event.slurm_job_id)),
             events.Restarting: self._restarting,
@@ -60,7 +69,7 @@ class Nodes(Part):
         for piece in self._context.pieces:
             self._launch(piece)
 
-    def _await(self, keys: list[events.AgentKey]) -> None:
+    def _await(self, keys: list[AgentKey]) -> None:
         context = self._context
         context.awaited.update(keys)
         context.timers.set(AgentsTimer(), context.now + context.limits.agents_s)
@@ -96,7 +105,7 @@ class Nodes(Part):
 
     # --- agents that come and go ------------------------------------------------------------------------------
 
-    def _up(self, event: events.AgentUp) -> None:
+    def _up(self, event: AgentUp) -> None:
         context, key = self._context, event.agent
         joins = context.joins(key)
         if not (joins or key in context.awaited) or context.available(key):
@@ -115,7 +124,7 @@ class Nodes(Part):
             context.spawn_on([key])
         context.emit(events.AgentsSettled())
 
-    def _turn_away(self, key: events.AgentKey, build: str, joins: bool) -> None:
+    def _turn_away(self, key: AgentKey, build: str, joins: bool) -> None:
         """It was upgraded under the job: workers of two builds may not understand each other, nor may this supervisor
         and it. On the batch host the next supervisor is of that build too."""
         context = self._context
@@ -128,14 +137,14 @@ class Nodes(Part):
         else:
             self._give_up_on({key}, why)
 
-    def _detach_if_complete(self, key: events.AgentKey) -> None:
+    def _detach_if_complete(self, key: AgentKey) -> None:
         """Slurm's SIGTERM for the base job reaches each srun in its batch script, and one of another job's step answers
         by killing that step: agents of companions are to depend on none."""
         number = self._launched.get(key, 0)
         if number and all(other in self._context.agents for other, its in self._launched.items() if its == number):
             self._context.do(DetachAgents(number))
 
-    def _lost(self, key: events.AgentKey) -> None:
+    def _lost(self, key: AgentKey) -> None:
         """An agent's connection is gone, and its workers with it."""
         context, agent = self._context, self._context.agents.get(key)
         if agent is None:
@@ -152,7 +161,7 @@ class Nodes(Part):
         else:
             self._do_without(key)
 
-    def _forget(self, key: events.AgentKey) -> list[Worker]:
+    def _forget(self, key: AgentKey) -> list[Worker]:
         """Drop an agent, if it is there, with its workers; these are returned."""
         context = self._context
         context.agents.pop(key, None)
@@ -163,7 +172,7 @@ class Nodes(Part):
             context.timers.cancel(DisconnectedTimer(worker.name))
         return gone
 
-    def _do_without(self, key: events.AgentKey) -> None:
+    def _do_without(self, key: AgentKey) -> None:
         context = self._context
         why = f"node {key[1]} of job {key[0]} was lost"
         if context.mode is not Mode.RESTARTING:
@@ -174,7 +183,7 @@ class Nodes(Part):
             self._leave_out_lost()
             context.emit(events.AgentsSettled())
 
-    def _step_ended(self, event: events.StepEnded) -> None:
+    def _step_ended(self, event: StepEnded) -> None:
         """The agents of a launch cannot come any more: those still awaited never will."""
         context = self._context
         keys = {key for key, number in self._launched.items() if number == event.number}
@@ -197,7 +206,7 @@ class Nodes(Part):
                 context.do(Print(f"  agent| {line}"))
             self._give_up_on(missing, f"exit code {event.code}")
 
-    def _awaits(self, keys: Set[events.AgentKey]) -> bool:
+    def _awaits(self, keys: Set[AgentKey]) -> bool:
         return bool(self._context.awaited & keys) or self._context.joiner_awaited(keys)
 
     def _silent(self, event: AgentsTimer) -> None:
@@ -205,7 +214,7 @@ class Nodes(Part):
         if self._context.awaited:
             self._give_up_on(set(self._context.awaited), f"nothing heard for {self._context.limits.agents_s:.0f} s")
 
-    def _give_up_on(self, missing: set[events.AgentKey], how: str) -> None:
+    def _give_up_on(self, missing: set[AgentKey], how: str) -> None:
         context = self._context
         context.awaited -= missing
         names = ", ".join(sorted(node for _, node in missing))
@@ -229,17 +238,17 @@ class Nodes(Part):
                 context.do(CancelCompanion(piece.slurm_job_id))
         context.pieces = tuple(piece for piece in parts if piece.nodes)
 
-    def _terminating(self, event: events.NodeTerminating) -> None:
+    def _terminating(self, event: NodeTerminating) -> None:
         """Slurm will take this node away in seconds, and with it all of its job's."""
         job_id = event.agent[0]
         of_base = job_id == self._context.batch_host[0]
         self._context.emit(
-            events.JobTerminating(self._context.limits.end_s, stop=False)
+            JobTerminating(self._context.limits.end_s, stop=False)
             if of_base
             else events.JobPreempted(job_id, f"Slurm takes job {job_id} away")
         )
 
-    def _suspending(self, event: events.NodeSuspending) -> None:
+    def _suspending(self, event: NodeSuspending) -> None:
         """Who is stopped stops everybody. What has not been left by then is woken up by its end, and can be left."""
         context, (job_id, _) = self._context, event.agent
         if job_id != context.batch_host[0] and SuspendedTimer(job_id) not in context.timers:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.messages import Piece, Resize, Unreached
 
+from ...allocation.pieces.events import JobTerminating, ResizeCame
 from . import events
 from .actions import CancelCompanion, DropCompanions, Print, Send, SubmitCompanion
 from .context import Handlers, Mode, Part, RunningResize, Stage, SupervisorContext, number
@@ -30,7 +31,7 @@ class Resizes(Part):
 
     def handlers(self) -> Handlers:
         return {
-            events.ResizeCame: self._came,
+            ResizeCame: self._came,
             events.BeginWaitingResize: lambda event: self._begin_waiting(),
             events.JobPreempted: self._go_on_without,
             events.JoinersReady: lambda event: self._agree(),
@@ -38,7 +39,7 @@ class Resizes(Part):
             events.WorldCalledOff: self._world_called_off,
             events.FirstStepDone: lambda event: self._running(event.generation, event.message),
             events.TrainingOver: self._training_over,
-            events.JobTerminating: self._job_terminating,
+            JobTerminating: self._job_terminating,
             events.UndoResize: lambda event: self._undo(event.detail, event.phase, event.unreached),
             events.ResizeRolledBack: self._rolled_back,
             events.Restarting: lambda event: self._restarting(),
@@ -47,7 +48,7 @@ class Resizes(Part):
 
     # --- beginning --------------------------------------------------------------------------------------------
 
-    def _came(self, event: events.ResizeCame) -> None:
+    def _came(self, event: ResizeCame) -> None:
         """Take a resize, or the withdrawal of one; one already seen changes nothing."""
         resize, running = event.resize, self._context.resize
         if resize.withdrawn:
@@ -243,7 +244,7 @@ class Resizes(Part):
 
     # --- undoing ----------------------------------------------------------------------------------------------
 
-    def _job_terminating(self, event: events.JobTerminating) -> None:
+    def _job_terminating(self, event: JobTerminating) -> None:
         running = self._context.resize
         self._context.ending = True
         gives = running is not None and not running.awaited and running.keep != self._context.pieces

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .events import AgentKey
+from ...allocation.pieces.events import AgentKey
 
 
 class Timer:

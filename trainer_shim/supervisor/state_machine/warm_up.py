@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from slurm_elastic.protocol.messages import Unreached
 
+from ...allocation.pieces.events import AgentUp, ClockDiffers, CompanionGranted, CompanionRefused, ReachTried
 from ...node.reach import Listener
 from . import events
 from .actions import DropCompanions, Print, TryReach
@@ -28,16 +29,16 @@ class WarmUp(Part):
 
     def handlers(self) -> Handlers:
         return {
-            events.CompanionGranted: self._granted,
-            events.ClockDiffers: self._clock_differs,
-            events.CompanionRefused: self._refused,
-            events.AgentUp: self._agent_up,
+            CompanionGranted: self._granted,
+            ClockDiffers: self._clock_differs,
+            CompanionRefused: self._refused,
+            AgentUp: self._agent_up,
             events.WorkerReady: lambda event: self._begin_if_ready(),
-            events.ReachTried: self._reach_tried,
+            ReachTried: self._reach_tried,
             CompanionTimer: self._timed_out,
         }
 
-    def _granted(self, event: events.CompanionGranted) -> None:
+    def _granted(self, event: CompanionGranted) -> None:
         """A companion has its nodes; with the last one their agents are started."""
         context, resize = self._context, self._context.resize
         if resize is None or resize.id != event.resize_id or resize.stage is not Stage.WAITING:
@@ -52,12 +53,12 @@ class WarmUp(Part):
         for piece in resize.added.values():
             context.emit(events.StartAgents(piece))
 
-    def _refused(self, event: events.CompanionRefused) -> None:
+    def _refused(self, event: CompanionRefused) -> None:
         resize = self._context.resize
         if resize is not None and resize.id == event.resize_id:
             self._context.emit(events.UndoResize(event.detail, "withdrawn"))
 
-    def _agent_up(self, event: events.AgentUp) -> None:
+    def _agent_up(self, event: AgentUp) -> None:
         """An agent of a companion is there: start its workers."""
         context, resize, (job_id, node) = self._context, self._context.resize, event.agent
         if resize is None or not context.joins(event.agent) or event.agent in resize.agents or event.other_build:
@@ -72,7 +73,7 @@ class WarmUp(Part):
             shown = f"node {node} of job {job_id} shows {found} GPUs instead of {piece.gpus_per_node}"
             context.emit(events.UndoResize(shown))
 
-    def _try_reach(self, event: events.AgentUp) -> None:
+    def _try_reach(self, event: AgentUp) -> None:
         """Before anybody waits for it in vain: whether it reaches the hosts that train, and those that have joined."""
         context, resize = self._context, self._context.resize
         assert resize is not None
@@ -83,7 +84,7 @@ class WarmUp(Part):
             resize.reaching.add(event.agent)
             context.do(TryReach(event.agent, others))
 
-    def _reach_tried(self, event: events.ReachTried) -> None:
+    def _reach_tried(self, event: ReachTried) -> None:
         context, resize, host = self._context, self._context.resize, event.agent[1]
         if resize is None or event.agent not in resize.reaching:
             return
@@ -118,7 +119,7 @@ class WarmUp(Part):
         elif resize.stage is Stage.WAITING:
             context.emit(events.UndoResize(f"Slurm granted no companion within {resize.wait_s:.0f} s", "withdrawn"))
 
-    def _clock_differs(self, event: events.ClockDiffers) -> None:
+    def _clock_differs(self, event: ClockDiffers) -> None:
         if not self._told_of_clock:
             self._told_of_clock = True
             where = f"{abs(event.seconds):.0f} s {'ahead of' if event.seconds > 0 else 'behind'} Slurm's"

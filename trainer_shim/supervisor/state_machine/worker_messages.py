@@ -11,6 +11,7 @@ from slurm_elastic.protocol import bottleneck, codec
 from slurm_elastic.protocol.bottleneck import Pace
 from slurm_elastic.protocol.json_lines import Message
 
+from ...allocation.pieces.events import Registered
 from .. import hangs
 from . import events
 from .actions import AskStacks, ForwardReport, Print, Send
@@ -37,7 +38,7 @@ class WorkerMessages(Part):
     def handlers(self) -> Handlers:
         return {
             events.WorkerMessage: self._take,
-            events.Registered: self._registered,
+            Registered: self._registered,
             events.WorldRuns: self._world_runs,
         }
 
@@ -113,7 +114,7 @@ class WorkerMessages(Part):
 
     # --- reports ----------------------------------------------------------------------------------------------
 
-    def _registered(self, event: events.Registered) -> None:
+    def _registered(self, event: Registered) -> None:
         """selasticd has said how often it wants a report."""
         context, every_s = self._context, event.report_interval_s
         if every_s == context.report_every_s:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from slurm_elastic.protocol.bottleneck import Pace
 from slurm_elastic.protocol.messages import Piece
 
-from .events import AgentKey
+from ...allocation.pieces.events import AgentKey
 
 
 @dataclass(slots=True)

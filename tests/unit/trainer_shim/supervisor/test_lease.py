@@ -11,8 +11,8 @@ import pytest
 from local_run import Run
 
 from slurm_elastic.protocol.errors import ConfigError
-from slurm_elastic.trainer_shim.supervisor import lease
-from slurm_elastic.trainer_shim.supervisor.lease import Lease
+from slurm_elastic.trainer_shim.allocation import lease
+from slurm_elastic.trainer_shim.allocation.lease import Lease
 
 
 def test_a_second_run_is_refused_and_one_after_a_kill_goes_on(start: Callable[..., Run], tmp_path: Path) -> None:

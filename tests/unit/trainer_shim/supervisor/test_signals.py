@@ -12,8 +12,8 @@ from local_run import Run, children, keeps_logs
 from malformed import line
 from waiting import wait_until
 
+from slurm_elastic.trainer_shim.allocation.pieces import events
 from slurm_elastic.trainer_shim.supervisor import driver
-from slurm_elastic.trainer_shim.supervisor.state_machine import events
 
 TRAIN = """
 import os, time, torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
+from slurm_elastic.trainer_shim.allocation.pieces.events import AgentLost, AgentUp, CompanionGranted, StepEnded
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     CancelCompanion,
     Kill,
@@ -16,14 +17,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     StartOver,
 )
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
-    AgentLost,
-    AgentUp,
-    CompanionGranted,
-    StepEnded,
-    WorkerExit,
-    WorkerLost,
-)
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import WorkerExit, WorkerLost
 
 
 def test_killed_worker_restarts_everybody_once() -> None:

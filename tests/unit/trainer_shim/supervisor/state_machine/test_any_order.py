@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Piece, Resize
-from slurm_elastic.trainer_shim.supervisor.state_machine.actions import RecordGeneration, Spawn
-from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, SupervisorContext
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
+from slurm_elastic.trainer_shim.allocation.pieces.events import (
     AgentKey,
     AgentLost,
     AgentUp,
@@ -23,10 +21,10 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     NodeTerminating,
     ResizeCame,
     StepEnded,
-    WorkerExit,
-    WorkerLost,
-    WorkerMessage,
 )
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import RecordGeneration, Spawn
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, SupervisorContext
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import WorkerExit, WorkerLost, WorkerMessage
 
 KEYS: list[AgentKey] = [(10, "n1"), (10, "n2"), (11, "n3")]
 KINDS = ["ready", "ready", "ready", "store", "quiesced", "running", "running", "saved", "done", "failed", "report"]

@@ -6,6 +6,13 @@ import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.trainer_shim.allocation.pieces.events import (
+    AgentLost,
+    DirectoryTaken,
+    JobTerminating,
+    NodeTerminating,
+    StepEnded,
+)
 from slurm_elastic.trainer_shim.control.worker_client import EXIT_LOST
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     DetachAgents,
@@ -16,14 +23,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     Send,
 )
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
-    AgentLost,
-    DirectoryTaken,
-    JobTerminating,
-    NodeTerminating,
-    StepEnded,
-    WorkerExit,
-)
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import WorkerExit
 from slurm_elastic.trainer_shim.supervisor.state_machine.job_end import UNSAVED_CODE
 
 

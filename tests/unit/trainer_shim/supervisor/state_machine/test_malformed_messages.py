@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from malformed import MESSAGES
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import CompanionGranted, JobTerminating, WorkerMessage
+from slurm_elastic.trainer_shim.allocation.pieces.events import CompanionGranted, JobTerminating
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import WorkerMessage
 
 
 def starting() -> Drive:

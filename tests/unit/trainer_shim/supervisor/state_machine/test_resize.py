@@ -8,6 +8,18 @@ import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
+from slurm_elastic.trainer_shim.allocation.pieces.events import (
+    AgentLost,
+    AgentUp,
+    ClockDiffers,
+    CompanionGranted,
+    CompanionRefused,
+    JobTerminating,
+    NodeSuspending,
+    NodeTerminating,
+    ResizeCame,
+    StepEnded,
+)
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     CancelCompanion,
     DropCompanions,
@@ -21,19 +33,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     SubmitCompanion,
 )
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
-    AgentLost,
-    AgentUp,
-    ClockDiffers,
-    CompanionGranted,
-    CompanionRefused,
-    JobTerminating,
-    NodeSuspending,
-    NodeTerminating,
-    ResizeCame,
-    StepEnded,
-    WorkerExit,
-)
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import WorkerExit
 
 
 def test_grow_goes_through_all_phases() -> None:

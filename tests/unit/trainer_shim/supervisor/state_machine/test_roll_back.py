@@ -6,14 +6,10 @@ import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.trainer_shim.allocation.pieces.events import AgentLost, CompanionGranted, NodeTerminating
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import DropCompanions, Kill, ReportPhase, Send, Spawn
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
-    AgentLost,
-    CompanionGranted,
-    NodeTerminating,
-    WorkerExit,
-)
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import WorkerExit
 
 
 @pytest.mark.parametrize("ready", [False, True])

@@ -6,8 +6,8 @@ from typing import Any
 
 from supervisor_harness import COMPANION, Drive
 
+from slurm_elastic.trainer_shim.allocation.pieces.events import Registered
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import ForwardReport, Send
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import Registered
 
 
 def pace(rank: int, busy: float, comm: float, **other: Any) -> dict[str, Any]:

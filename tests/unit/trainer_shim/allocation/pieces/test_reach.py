@@ -6,6 +6,7 @@ import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Unreached
+from slurm_elastic.trainer_shim.allocation.pieces.events import AgentUp, CompanionGranted, ReachTried, StepEnded
 from slurm_elastic.trainer_shim.node.reach import Listener
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     DropCompanions,
@@ -15,12 +16,6 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     TryReach,
 )
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
-    AgentUp,
-    CompanionGranted,
-    ReachTried,
-    StepEnded,
-)
 
 GPUS = ("0", "1")
 N2 = Listener("n2", "10.0.0.2", 4002)

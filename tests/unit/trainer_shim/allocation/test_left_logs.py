@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.trainer_shim.supervisor import job_dir
-from slurm_elastic.trainer_shim.supervisor.job_dir import KEPT, OLDER, TOGETHER, put_together
+from slurm_elastic.trainer_shim.allocation import job_dir
+from slurm_elastic.trainer_shim.allocation.job_dir import KEPT, OLDER, TOGETHER, put_together
 
 
 def test_old_logs_are_put_together_and_nothing_is_lost(tmp_path: Path) -> None:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from slurm_elastic.protocol import codec
-from slurm_elastic.protocol.errors import ConfigError, RequestError, SlurmUnparsable
-from slurm_elastic.protocol.messages import Piece, Registration, Shape
-from slurm_elastic.trainer_shim.node.agent import gpus
-from slurm_elastic.trainer_shim.supervisor import cli, commands, job_dir
-from slurm_elastic.trainer_shim.supervisor.cli import add_arguments, check_container, elastic_request, worker_env
-from slurm_elastic.trainer_shim.supervisor.companions import minutes_left
-from slurm_elastic.trainer_shim.supervisor.driver import program
-from slurm_elastic.trainer_shim.supervisor.slurm_job import SlurmJob, component_ids, parse_job
+from slurm_elastic.protocol.errors import SlurmUnparsable
+from slurm_elastic.protocol.messages import Piece, Shape
+from slurm_elastic.trainer_shim.allocation import commands
+from slurm_elastic.trainer_shim.allocation.companions import minutes_left
+from slurm_elastic.trainer_shim.allocation.slurm_job import SlurmJob, component_ids, parse_job
 
 LINE = (
     "JobId=7 JobName=a Nodes=x UserId=alice(1001) Account=(null) QOS=normal Partition=main JobState=RUNNING "
@@ -54,13 +46,6 @@ def job(**changes: object) -> SlurmJob:
         "end_time": "Unknown",
     }
     return SlurmJob(**{**values, **changes})  # type: ignore[arg-type]
-
-
-def test_a_program_is_told_in_printable_letters() -> None:
-    """Whatever its name and its arguments hold, in any locale: else its registration would be refused."""
-    told = program(("train.py", "a\nb", "tr\udcc3\udca4in", "\udcff", "x" * 2000))
-    assert told.startswith("train.py a?b träin \N{REPLACEMENT CHARACTER} xxx") and len(told) == 1000
-    codec.decode(Registration, {"version": 3, "generation": 0, "pieces": [], "batch": 1, "program": told})
 
 
 def test_job_is_read_with_its_batch_host_first() -> None:
@@ -136,28 +121,6 @@ def test_a_comment_is_read_whole(end: str, comment: str) -> None:
     """It may hold spaces; the next key ends it."""
     text = LINE.partition("Comment=")[0] + end
     assert parse_job(text, 7, expand).comment == comment
-
-
-def test_the_request_of_the_command_line_counts_first() -> None:
-    """Then the comment's, then what the SPANK plugin left; only the command line's is refused on the spot."""
-    mine, other, plugin = "gpus=2-4,batch=8", "elastic:gpus=1-2,batch=8", "gpus=1-8,batch=8"
-    assert elastic_request(mine, other, plugin) == mine
-    assert elastic_request("", other, plugin) == other
-    assert elastic_request("", None, plugin) == plugin
-    assert elastic_request("", "elastic:gpus=4-2", "") == "elastic:gpus=4-2"
-    with pytest.raises(RequestError, match="gpus=4-2"):
-        elastic_request("gpus=4-2,batch=8", None, "")
-
-
-@pytest.mark.parametrize("asked", ["", "gpus=2-4,batch=8", "gpus=2-4,batch=8,lr=auto", "elastic:gpus=4-2"])
-def test_a_request_without_a_rule_leaves_it_to_the_script(asked: str) -> None:
-    """lr=auto, none given, and a request that cannot be read: nothing is imposed."""
-    assert "SELASTIC_LR" not in worker_env(asked)
-    assert worker_env("elastic:gpus=2-4,batch=8,lr=sqrt,group=2,slice=4") == {
-        "SELASTIC_LR": "sqrt",
-        "SELASTIC_GROUP": "2",
-        "SELASTIC_SLICE": "4",
-    }
 
 
 def test_when_a_job_was_submitted_and_how_often_it_was_put_back() -> None:
@@ -305,202 +268,3 @@ def test_minutes_left_are_no_more_than_the_base_has() -> None:
 
 def _at(text: str) -> float:
     return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-
-
-@pytest.mark.parametrize(
-    ("env", "expected"),
-    [
-        ({"CUDA_VISIBLE_DEVICES": "2,3", "SLURM_JOB_ID": "1"}, ["2", "3"]),
-        ({"CUDA_VISIBLE_DEVICES": "2,3", "SELASTIC_NPROC": "1"}, ["2"]),
-        ({"CUDA_VISIBLE_DEVICES": "2", "SELASTIC_NPROC": "2"}, ["", ""]),
-        ({"CUDA_VISIBLE_DEVICES": "2", "SELASTIC_NPROC": "3", "SELASTIC_CUDA_BACKEND": "gloo"}, ["2", "2", "2"]),
-        ({"CUDA_VISIBLE_DEVICES": "2,3", "SELASTIC_NPROC": "3", "SELASTIC_CUDA_BACKEND": "gloo"}, ["2", "3", "2"]),
-        ({"CUDA_VISIBLE_DEVICES": "2,3", "SELASTIC_NPROC": "1", "SELASTIC_CUDA_BACKEND": "gloo"}, ["2"]),
-        ({"SLURM_JOB_ID": "1", "SELASTIC_NPROC": "2", "SELASTIC_CUDA_BACKEND": "gloo"}, ["", ""]),
-        ({"SLURM_JOB_ID": "1"}, [""]),
-        ({"SLURM_JOB_ID": "1", "SELASTIC_NPROC": "3"}, ["", "", ""]),
-    ],
-)
-def test_devices_of_a_node(env: dict[str, str], expected: list[str]) -> None:
-    """Slurm's list is the list; without GPUs there are --nproc CPU workers, at least one; over gloo they share GPUs."""
-    assert gpus(env) == expected
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")
-def test_a_job_directory_made_by_somebody_else_is_left_alone(tmp_path: Path) -> None:
-    """Job ids can be guessed: its record is not read, another directory is taken, and one that is asked for refused."""
-    env = {"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "a"}
-    planted = tmp_path / ".selastic" / "7"
-    planted.mkdir(parents=True)
-    job_dir.write(planted, job_dir.Run(("train.py",), "a", 900))
-    os.chown(planted, 65534, 65534)
-    assert job_dir.choose(env, ("train.py",), None, str(tmp_path)).name == "7-2"
-    with pytest.raises(ConfigError, match="belongs to uid 65534; accepted: --job-dir that you alone can write to"):
-        job_dir.create(planted)
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared").chmod(0o2775)
-    job_dir.create(tmp_path / "shared")  # what a umask gave to a group is taken back
-    assert (tmp_path / "shared").stat().st_mode & 0o7777 == 0o2755
-
-
-def test_a_job_directory_whose_mode_cannot_be_set_is_taken_where_it_is_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The refusal says by which variable, which agents and workers are told, too."""
-    tmp_path.chmod(0o777)
-    monkeypatch.setattr(Path, "chmod", lambda path, mode: None)
-    with pytest.raises(ConfigError, match=f"mode 777.*that you alone can write to.*SELASTIC_TRUSTED_DIRS={tmp_path}, "):
-        job_dir.create(tmp_path)
-    monkeypatch.setenv("SELASTIC_TRUSTED_DIRS", str(tmp_path))
-    job_dir.create(tmp_path)
-    assert (tmp_path / "checkpoints").is_dir()
-    assert cli._agent_env(dict(os.environ), in_slurm=True)["SELASTIC_TRUSTED_DIRS"] == str(tmp_path)
-
-
-@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
-@pytest.mark.parametrize("before", [None, 0o775, 0o777])
-def test_what_lies_in_a_job_directory_is_its_owners_alone(tmp_path: Path, umask: int, before: int | None) -> None:
-    """Whatever the umask, and what an earlier part of the run left open: torch loads code from there."""
-    names = ("logs", "checkpoints", "compiled")
-    for name in names if before is not None else ():
-        (tmp_path / name).mkdir()
-        (tmp_path / name).chmod(before or 0)
-    own = os.umask(umask)
-    try:
-        job_dir.create(tmp_path)
-        job_dir.write(tmp_path, job_dir.Run(("train.py",), "a"))
-    finally:
-        os.umask(own)
-    assert not (tmp_path / job_dir.RECORD).stat().st_mode & 0o022
-    assert [(tmp_path / name).stat().st_mode & 0o7777 for name in names] == [0o700] * 3
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")
-@pytest.mark.parametrize("name", ["logs", "checkpoints", "compiled"])
-@pytest.mark.parametrize("linked", [False, True])
-def test_what_somebody_else_has_put_into_a_job_directory_is_refused(tmp_path: Path, name: str, linked: bool) -> None:
-    """A folder of another user's, or a link to one's own."""
-    place = tmp_path / "job"
-    place.mkdir()
-    if linked:
-        (tmp_path / "elsewhere").mkdir()
-        (place / name).symlink_to(tmp_path / "elsewhere")
-    else:
-        (place / name).mkdir()
-        os.chown(place / name, 65534, 65534)
-    why = "is a symbolic link" if linked else "belongs to uid 65534"
-    with pytest.raises(ConfigError, match=f"{name} {why}; accepted: a directory of your own, or none"):
-        job_dir.create(place)
-
-
-def test_job_directory_of_a_requeued_job_is_found_again(tmp_path: Path) -> None:
-    """Same job, same command: same directory. Another command or another cluster: one of its own."""
-    env = {"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "a"}
-    first = job_dir.choose(env, ("train.py",), None, str(tmp_path))
-    assert first == tmp_path / ".selastic" / "7"
-    job_dir.create(first)
-    job_dir.write(first, job_dir.Run(("train.py",), "a", 3))
-    assert job_dir.choose(env, ("train.py",), None, str(tmp_path)) == first
-    assert job_dir.choose(env, ("eval.py",), None, str(tmp_path)).name == "7-2"
-    assert job_dir.choose({**env, "SLURM_CLUSTER_NAME": "b"}, ("train.py",), None, str(tmp_path)).name == "7-2"
-    assert job_dir.read(first) == job_dir.Run(("train.py",), "a", 3)
-
-
-def test_a_directory_of_an_earlier_slurms_job_of_this_number_is_left_alone(tmp_path: Path) -> None:
-    """Ids begin anew with a new Slurm, the same command of the same user would go on with a training of last year. What
-    tells them apart, the submit time, changes when Slurm puts a job back: then the last directory is the job's."""
-    env, command = {"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "a"}, ("train.py",)
-
-    def chosen(submitted: str, restarts: int = 0) -> str:
-        return job_dir.choose(env, command, None, str(tmp_path), submitted, restarts).name
-
-    def write(name: str, submitted: str) -> Path:
-        place = tmp_path / ".selastic" / name
-        job_dir.create(place)
-        job_dir.write(place, job_dir.Run(command, "a", 3, submitted))
-        return place
-
-    write("7", "2025-01-01T00:00:00")
-    assert chosen("2026-11-26T10:00:00") == "7-2"
-    write("7-2", "2026-11-26T10:00:00")
-    assert chosen("2026-11-26T10:00:00") == "7-2"  # its supervisor was killed, or a second command like the first
-    assert chosen("2026-11-26T12:00:00", restarts=1) == "7-2"
-    assert chosen("2026-11-26T12:00:00") == "7-3"
-    older = write("7-3", "")  # by a build that noted no time
-    assert chosen(time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - 60))) == "7-3"
-    os.utime(older / job_dir.RECORD, (0, 0))
-    assert chosen("2026-11-26T12:00:00") == "7-4"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")
-def test_what_is_kept_of_a_program_is_of_this_run_and_of_this_user(tmp_path: Path) -> None:
-    """A requeued job finds it again; not a new job in the same directory, nor a training that begins anew."""
-    kept = tmp_path / "program" / "0-train.py"
-    for run, fresh, owner, stays in (
-        ("a 7", False, 0, True),
-        ("a 8", False, 0, False),
-        ("a 8", True, 0, False),
-        ("a 8", False, 65534, False),
-    ):
-        kept.parent.mkdir(exist_ok=True)
-        if run == "a 7":
-            job_dir.begin_program(tmp_path, run, fresh=True)
-        kept.write_text("1")
-        os.chown(kept, owner, owner)
-        job_dir.begin_program(tmp_path, run, fresh)
-        assert kept.exists() is stays, (run, fresh, owner)
-        assert kept.parent.stat().st_mode & 0o777 == 0o700
-
-
-def test_newest_step_counts_complete_checkpoints_only(tmp_path: Path) -> None:
-    """A directory without its index is a write that was cut short."""
-    assert job_dir.newest_step(tmp_path) is None
-    for step, complete in ((5, True), (9, True), (12, False)):
-        place = tmp_path / "checkpoints" / f"step-{step:012d}"
-        place.mkdir(parents=True)
-        if complete:
-            (place / "checkpoint.json").write_text("{}")
-    assert job_dir.newest_step(tmp_path) == 9
-
-
-def test_job_directory_that_cannot_be_made(tmp_path: Path) -> None:
-    """One sentence names the directory and the way out."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="--job-dir"):
-        job_dir.create(tmp_path / "file" / "x")
-
-
-def test_a_job_in_a_container_is_refused() -> None:
-    """Its workers would start on the nodes' own file systems, without a word."""
-    check_container({"SLURM_JOB_ID": "7"})
-    with pytest.raises(
-        ConfigError,
-        match=r"--container=/images/torch of this job .* accepted: .*--srun-options=--container=/images/torch",
-    ):
-        check_container({"SLURM_JOB_ID": "7", "SLURM_CONTAINER": "/images/torch"})
-
-
-def parsed(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return parser.parse_args([*words, "train.py", "--lr", "1"])
-
-
-def test_a_container_is_entered_by_the_words_that_the_user_gives() -> None:
-    """By what stands before python, or by options of srun's, which change nothing of what is asked of Slurm."""
-    assert commands.agent_command(["train.py"])[0] == sys.executable
-    given = parsed(
-        "--python=apptainer exec --nv 'my image.sif' python3", "--srun-options=--container-image=a --nodes=9"
-    )
-    agent = commands.agent_command(["train.py"], given.python)
-    assert agent[:6] == ["apptainer", "exec", "--nv", "my image.sif", "python3", "-m"] and agent[-1] == "train.py"
-    words = commands.srun(job().piece("base"), job(), agent, given.srun_options)
-    assert "--container-image=a" in words and words[-len(agent) :] == agent
-    assert [word for word in words if word.startswith("--nodes=")][-1] == "--nodes=2"
-
-
-def test_words_that_no_shell_would_read_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """The user is told which, before anything is started."""
-    with pytest.raises(SystemExit):
-        parsed("--python=apptainer exec 'image python3")
-    assert "apptainer exec 'image python3 is not accepted (No closing quotation)" in capsys.readouterr().err

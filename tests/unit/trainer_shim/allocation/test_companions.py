@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from slurm_elastic.protocol.messages import Shape
+from slurm_elastic.trainer_shim.allocation import companions as module
+from slurm_elastic.trainer_shim.allocation.companions import Companions
+from slurm_elastic.trainer_shim.allocation.pieces.events import ClockDiffers, CompanionGranted, CompanionRefused
 from slurm_elastic.trainer_shim.control.background_writer import BackgroundWriter
 from slurm_elastic.trainer_shim.control.event_loop import Children, Loop
-from slurm_elastic.trainer_shim.supervisor import companions as module
-from slurm_elastic.trainer_shim.supervisor.companions import Companions
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import ClockDiffers, CompanionGranted, CompanionRefused
 
 SHAPE = Shape(1, 1)
 JOB = """JobId=%s JobName=x Partition=p Account=a JobState=RUNNING BatchHost=n1 EndTime=%s"""

@@ -21,8 +21,8 @@ from slurm_elastic.protocol.messages import Shape
 
 from ..control.event_loop import Children, Ended, Loop
 from . import commands
+from .pieces.events import ClockDiffers, CompanionGranted, CompanionRefused, Event
 from .slurm_job import SlurmJob, parse_job
-from .state_machine.events import ClockDiffers, CompanionGranted, CompanionRefused, Event
 
 Emit = Callable[[Event], None]
 _JOB_ID = re.compile(r"job allocation (\d+)")

@@ -24,8 +24,8 @@ from ..control import job_key
 from ..control.event_loop import Children, Ended, Loop
 from . import commands
 from .companions import Companions, Emit, answer_to, expand
+from .pieces.events import CompanionGranted, StepEnded
 from .slurm_job import SlurmJob, component_ids, parse_job
-from .state_machine.events import CompanionGranted, StepEnded
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from slurm_elastic.protocol.api.routes import Route
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError
 from slurm_elastic.protocol.messages import Grant, Phase, Registration, Report, Resize
-from slurm_elastic.trainer_shim.supervisor.daemon_client import DaemonClient
+from slurm_elastic.trainer_shim.allocation.daemon_client import DaemonClient
 
 
 class Script:
