@@ -36,19 +36,19 @@ STEPS = ("accepted", "submitted", "granted", "ready", "running", "done")
 def live(store: Store, piece: Piece, hours: int, resizes: int) -> None:
     """One job's life: resizes spread over it, and what was measured in each hour."""
     job_id = piece.slurm_job_id
-    decision = store.decision(job_id)
+    decision = store.decisions.last(job_id)
     assert decision is not None, "the round has decided on it"
     for number in range(resizes):
         at = (number + 1) * hours * HOUR_S / (resizes + 1)
         for gpus in (1, 2, 3):
             row = dataclasses.replace(decision, gpus_from=1 + number % 2, gpus_to=gpus + number % 5, mode="act")
-            store.save_decisions(at, [row])
-        order = store.begin_resize(Resize(0, job_id, (piece,), (), 4, 256, "grow_share", 60.0), at)
+            store.decisions.save(at, [row])
+        order = store.resizes.begin(Resize(0, job_id, (piece,), (), 4, 256, "grow_share", 60.0), at)
         detail = {"resize": order.id, "gpus": 4, "batch": 256, "reason": "grow_share"}
         for step in STEPS:
-            store.advance_resize(order.id, ResizeState(step), at=at)
-            store.add_event(job_id, EventKind.of(ResizeState(step)), "supervisor", detail, at)
-        store.set_in_use(job_id, number + 2, (piece,), 256 + 64 * (number % 3), at, 0.5, "grow_share", order.id)
+            store.resizes.advance(order.id, ResizeState(step), at=at)
+            store.events.add(job_id, EventKind.of(ResizeState(step)), "supervisor", detail, at)
+        store.allocations.note(job_id, number + 2, (piece,), 256 + 64 * (number % 3), at, 0.5, "grow_share", order.id)
 
 
 def measured(store: Store, piece: Piece, hours: int) -> None:
@@ -58,7 +58,7 @@ def measured(store: Store, piece: Piece, hours: int) -> None:
         for hour in range(hours)
         for batch in (64, 128)
     ]
-    store.submit_reports(piece.slurm_job_id, reports, hours * HOUR_S).result()
+    store.reports.submit(piece.slurm_job_id, reports, hours * HOUR_S).result()
 
 
 def size(store: Store) -> float:
@@ -88,11 +88,11 @@ def weigh(folder: Path, jobs: int, hours: int, resizes: int) -> tuple[float, flo
         for piece in pieces:
             measured(store, piece, hours)
         single = (size(store) - before) / (jobs * hours * 2)
-        store.roll_up(1e12)
+        store.retention.roll_up(1e12)
         whole = (size(store) - empty) / jobs
         for piece in pieces:
-            store.end_job(piece.slurm_job_id, "COMPLETED", hours * HOUR_S)
-        while store.prune_decisions(1e12, mode="act") or not store.thin(1e12):
+            store.jobs.end(piece.slurm_job_id, "COMPLETED", hours * HOUR_S)
+        while store.retention.prune_decisions(1e12, mode="act") or not store.thinning.thin(1e12):
             pass
         return whole, (size(store) - empty) / jobs, single
 

@@ -112,13 +112,13 @@ def serve(folder: str, jobs: int, listener: socket.socket, pipe: Any) -> None:
     settings = Settings(state_dir=folder, requests_per_s=10_000)
     inside: Times = []
     with Store.open(settings.database_url) as store:
-        store.upsert_jobs([job(number, UID, "ada") for number in range(1, jobs + 1)])
+        store.jobs.upsert_all([job(number, UID, "ada") for number in range(1, jobs + 1)])
         for number in range(1, jobs + 1):
-            store.set_in_use(number, 1, (BASE,), 256, time.time())
+            store.allocations.note(number, 1, (BASE,), 256, time.time())
         app = create_app(store, Waiting(store), settings, Named(settings))
         keys = [JobKey(b"", secrets.token_urlsafe()) for _ in range(jobs)]
         for number, key in enumerate(keys, 1):
-            store.note_registration(number, UID, key.name)
+            store.tokens.note_registration(number, UID, key.name)
             app.callers.registered(number, JobProofs(b"", key.token))
         app.intake.report_limit = RateLimit(1e9)
 

@@ -133,9 +133,9 @@ def cluster(folder: Path, jobs: int, nodes: int, rigid: int) -> list[Piece]:
 def train(store: Store, pieces: list[Piece], count: int) -> None:
     """Every job has registered and reported at three batches, so often at its own."""
     for piece, speed in zip(pieces, speeds(len(pieces)), strict=True):
-        store.set_in_use(piece.slurm_job_id, 1, (piece,), BATCH, time.time() - RAN_S, reason="registered")
+        store.allocations.note(piece.slurm_job_id, 1, (piece,), BATCH, time.time() - RAN_S, reason="registered")
         reports = [said(batch, speed(batch), step) for step, batch in enumerate((128, OTHER, *[BATCH] * count), 1)]
-        store.submit_reports(piece.slurm_job_id, reports, time.time()).result()
+        store.reports.submit(piece.slurm_job_id, reports, time.time()).result()
 
 
 def speeds(jobs: int) -> list[Callable[[int], float]]:
@@ -172,7 +172,7 @@ def report_all(store: Store, jobs: int, share: float, chance: random.Random) -> 
     for number, speed in enumerate(speeds(jobs), 1):
         step = int(time.time() * 1000)
         new = said(OTHER, chance.uniform(0.03, 0.4), step) if number in anew else said(BATCH, speed(BATCH), step)
-        waiting.append(store.submit_reports(number, [new], time.time()))
+        waiting.append(store.reports.submit(number, [new], time.time()))
     for future in waiting:
         future.result()
 
@@ -201,8 +201,8 @@ def measure(
             assert not rounds.trouble, rounds.trouble
             queries.append(len(asked.read_text().split()))
         peak = largest_mb()
-        reasons = {row.reason for row in store.current_decisions()}
-        assert not (rest and store.open_resizes()), "something moves in a cluster at rest"
+        reasons = {row.reason for row in store.decisions.current()}
+        assert not (rest and store.resizes.under_way()), "something moves in a cluster at rest"
         assert "keep_unregistered" not in reasons, "no plan was made: the daemon does not take the jobs for registered"
     return times, peak, max(queries[1:])
 

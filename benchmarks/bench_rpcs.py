@@ -101,7 +101,7 @@ class PlayedSupervisor:
     def report(self, daemon: Daemon) -> None:
         gpus, now = sum(piece.gpus for piece in self.pieces), time.time()
         step, nodes = 1.0 / gpus, len({node for piece in self.pieces for node in piece.nodes})
-        daemon.store.submit_reports(
+        daemon.store.reports.submit(
             self.job_id,
             [Report(self.generation, now, gpus, nodes, BATCH, BATCH // gpus, 1, 10, step, step, BATCH / step, 1, 1, 0)],
             now,
@@ -184,14 +184,14 @@ def run(cluster: Sandbox, folder: Path, count: int) -> Phases:
 
             def moved() -> bool:
                 busy = [*pool.map(lambda supervisor: supervisor.listen(one), supervisors)]
-                sizes = {sum(piece.gpus for piece in use.pieces) for use in one.store.all_in_use().values()}
-                return not any(busy) and sizes == {each} and not one.store.open_resizes()
+                sizes = {sum(piece.gpus for piece in use.pieces) for use in one.store.allocations.all_in_use().values()}
+                return not any(busy) and sizes == {each} and not one.store.resizes.under_way()
 
             with found.counted(name, lambda: one.rounds.count):
                 one.start()
                 until(moved, f"every job has {each} GPUs")
                 one.scheduler.stop()
-            issued = {resize.created for resize in map(one.store.last_closed_resize, (s.job_id for s in supervisors))}
+            issued = {resize.created for resize in map(one.store.resizes.last_closed, (s.job_id for s in supervisors))}
             print(f"{name}: ordered within {max(issued) - min(issued):.1f} s")
             one.stop()
 

@@ -6,26 +6,26 @@ measured; what Slurm holds is Slurm's to say, and is looked up, not recalled.
 
 from __future__ import annotations
 
-import contextlib
-
 from sqlalchemy import func, select
-
-from slurm_elastic.protocol.errors import StoreError
 
 from . import schema
 from .engine import Database
 from .lease import guard
 from .migrate import check, migrate
-from .parts.decisions import DecisionStore
-from .parts.history import History
-from .parts.jobs import Jobs
+from .parts.allocations import Allocations
+from .parts.base import Ended
+from .parts.decisions import Decisions, Events
+from .parts.history import LearnedPriors, Programs
+from .parts.jobs import Jobs, Tokens
 from .parts.outcomes import Outcomes
-from .parts.resizes import ResizeStore
+from .parts.reports import Reports
+from .parts.resizes import Resizes
+from .parts.retention import Retention
 from .parts.site import HostPairs, Probes
 from .parts.thinning import Thinning
 
 
-class Store(Jobs, Thinning, DecisionStore, ResizeStore, HostPairs, Probes, History, Outcomes):
+class Store:
     """The database of one daemon. `Store.open(url)` creates or upgrades it; `Store(url)` wants it ready."""
 
     def __init__(self, url: str, fence: int | None = None) -> None:
@@ -33,15 +33,29 @@ class Store(Jobs, Thinning, DecisionStore, ResizeStore, HostPairs, Probes, Histo
 
         fence: the number of the lease under which this process writes (db.lease); None: it has no rival.
         """
-        database = Database(url)
+        self._db = Database(url)
         if fence is not None:
-            guard(database, fence)
+            guard(self._db, fence)
         try:
-            check(database)
-            super().__init__(database)
+            check(self._db)
         except BaseException:
-            database.close()
+            self._db.close()
             raise
+        of = self._db, Ended()
+        self.tokens = Tokens(*of)
+        self.jobs = Jobs(*of, self.tokens)
+        self.allocations = Allocations(*of)
+        self.reports = Reports(*of, self.allocations)
+        self.resizes = Resizes(*of)
+        self.decisions = Decisions(*of)
+        self.events = Events(*of)
+        self.outcomes = Outcomes(*of)
+        self.programs = Programs(*of)
+        self.priors = LearnedPriors(*of)
+        self.host_pairs = HostPairs(*of)
+        self.probes = Probes(*of)
+        self.retention = Retention(*of, self.reports)
+        self.thinning = Thinning(*of)
 
     @classmethod
     def open(cls, url: str, fence: int | None = None) -> Store:
@@ -78,9 +92,7 @@ class Store(Jobs, Thinning, DecisionStore, ResizeStore, HostPairs, Probes, Histo
 
     def close(self) -> None:
         """Commit the reports that wait, what they come to with all others, and let the database go."""
-        self._writer.close()
-        with contextlib.suppress(StoreError), self._db.lock, self._db.write(counts=False) as connection:
-            self.save_summaries(connection, list(self._unsaved))
+        self.reports.close()
         self._db.close()
 
     def __enter__(self) -> Store:

@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable, StoreError
 from slurm_elastic.protocol.event_kind import EventKind
-from slurm_elastic.protocol.messages import Resize
-from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..slurm.commands import says_ended
 from ..slurm.model import Job
 from .action import Act, Action, Advance, Begin, Close, SlurmWrites
 from .refusals import ALL, Concerned, Refusals
+
+if TYPE_CHECKING:
+    from slurm_elastic.db.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -37,20 +37,6 @@ ROUND_ASKS = 64
 """How often one round asks Slurm at most, beside its look at jobs and nodes."""
 _NO_JOBS: Mapping[int, Job] = MappingProxyType({})
 _NO_RESIZES: Mapping[int, int] = MappingProxyType({})
-
-
-class Records(Protocol):
-    """What it needs of the store."""
-
-    def add_event(self, job_id: int, kind: EventKind, who: str, detail: dict[str, Any], at: float) -> object: ...
-
-    def add_events(self, details: Mapping[int, dict[str, Any]], kind: EventKind, who: str, at: float) -> object: ...
-
-    def begin_resizes(self, resizes: Sequence[Resize], at: float) -> tuple[Sequence[ResizeRow], Mapping[int, str]]: ...
-
-    def advance_resize(
-        self, resize_id: int, state: ResizeState, detail: str = "", at: float | None = None
-    ) -> object: ...
 
 
 @dataclass(slots=True)
@@ -66,7 +52,7 @@ class Executor:
     def __init__(
         self,
         client: SlurmWrites,
-        store: Records,
+        store: Store,
         clock: Callable[[], float],
         backoff_s: float = 60.0,
         trip_after: int = 5,
@@ -130,14 +116,14 @@ class Executor:
         if isinstance(action, Close):
             self._close(action)
         elif isinstance(action, Advance):
-            self.store.advance_resize(action.resize, action.state, at=self.clock())
+            self.store.resizes.advance(action.resize, action.state, at=self.clock())
         return True
 
     def _close(self, action: Close) -> None:
         now = self.clock()
         detail: dict[str, object] = {"resize": action.resize, "state": action.state, "detail": action.detail}
-        self.store.add_event(action.job_id, EventKind.of(action.state), "selasticd", detail, now)
-        self.store.advance_resize(action.resize, action.state, action.detail, at=now)
+        self.store.events.add(action.job_id, EventKind.of(action.state), "selasticd", detail, now)
+        self.store.resizes.advance(action.resize, action.state, action.detail, at=now)
         log.info(
             "job %d: resize %d %s%s", action.job_id, action.resize, action.state, _because(action.detail),
             extra={"JOB": action.job_id, "RESIZE": action.resize},
@@ -150,7 +136,7 @@ class Executor:
             return []
         now = self.clock()
         try:
-            rows, refused = self.store.begin_resizes([one.resize for one in begins], now)
+            rows, refused = self.store.resizes.begin_all([one.resize for one in begins], now)
         except StoreError as error:
             log.warning("no resize begins: %s", error)
             return []
@@ -159,7 +145,7 @@ class Executor:
             job_id: {"resize": row.id, "gpus": row.gpus, "batch": row.batch, "reason": row.reason}
             for job_id, row in begun.items()
         }
-        self.store.add_events(details, EventKind.RESIZE_ISSUED, "selasticd", now)
+        self.store.events.add_all(details, EventKind.RESIZE_ISSUED, "selasticd", now)
         for job_id, row in begun.items():
             about = {"JOB": job_id, "RESIZE": row.id}
             log.info("job %d: resize %d to %d GPUs begins", job_id, row.id, row.gpus, extra=about)
@@ -173,7 +159,7 @@ class Executor:
         self._not_begun = refused
         for job_id, detail in fresh.items():
             log.warning("job %d: no resize begins: %s", job_id, detail["detail"], extra={"JOB": job_id})
-        self.store.add_events(fresh, EventKind.NOT_BEGUN, "selasticd", now)
+        self.store.events.add_all(fresh, EventKind.NOT_BEGUN, "selasticd", now)
 
     def _ask(self, action: Act, jobs: Mapping[int, Job], resizes: Mapping[int, int]) -> bool:
         key, now, subject = action.question(), self.clock(), action.subject
@@ -185,7 +171,7 @@ class Executor:
         if self.refusals.wide(action.kind, concerned, now) is not None:
             return False
         self._asks_left -= 1
-        self.store.add_event(subject.job_id, action.kind, "selasticd", asdict(action), now)
+        self.store.events.add(subject.job_id, action.kind, "selasticd", asdict(action), now)
         about = {"JOB": subject.job_id, "RESIZE": resizes.get(subject.job_id, 0)}
         log.info("%s: %s", subject.words, action.sentence(), extra=about)
         try:
@@ -217,7 +203,7 @@ class Executor:
         self._refused = {k: refusal for k, refusal in self._refused.items() if refusal.until + 7200 > now}
         self._refused[key] = _Refusal(count, now + wait, sentence)
         detail: dict[str, object] = {"action": asdict(action), "error": sentence, "again_in_s": wait}
-        self.store.add_event(action.subject.job_id, EventKind.REFUSED, "selasticd", detail, now)
+        self.store.events.add(action.subject.job_id, EventKind.REFUSED, "selasticd", detail, now)
         words = "%s: refused (%s), trying again in %.0f s: %s"
         log.warning(words, action.subject.words, action.sentence(), wait, sentence, extra=about)
         if says_ended(sentence):
@@ -230,7 +216,7 @@ class Executor:
             return
         rest_s = round(wide.until - now)
         why: dict[str, object] = {"action": action.kind, "scope": wide.scope, "error": sentence, "again_in_s": rest_s}
-        self.store.add_event(0, EventKind.RESTS, "selasticd", why, now)
+        self.store.events.add(0, EventKind.RESTS, "selasticd", why, now)
         log.warning("%s is not tried for %s for %d s: %s", action.kind, wide.scope, rest_s, sentence)
 
 

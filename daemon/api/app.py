@@ -168,10 +168,10 @@ class Api:
         def store() -> Grant:
             grant = self.controller.registered(job_id, registration)
             if proves:
-                self.store.note_registration(job_id, viewer.uid, proofs.name)
+                self.store.tokens.note_registration(job_id, viewer.uid, proofs.name)
             return dataclasses.replace(
                 grant,
-                token=proofs.token if proves else self.store.mint_token(job_id, viewer.uid),
+                token=proofs.token if proves else self.store.tokens.mint(job_id, viewer.uid),
                 reason=codec.printable(grant.reason),
                 request=codec.printable(grant.request),
                 release=version(),
@@ -190,7 +190,7 @@ class Api:
         if reports:
             self.callers.report_limit.take(call.job_id, len(reports))
             stored = asyncio.get_running_loop().create_future()
-            self.store.store_reports(call.job_id, reports, steady_now(), partial(_settle, stored))
+            self.store.reports.store(call.job_id, reports, steady_now(), partial(_settle, stored))
             await stored
             self.prometheus.reports.inc(len(reports))
         return Stored(stored=len(reports))
@@ -203,7 +203,7 @@ class Api:
             raise NotUnderstood(sentence, job_id, call.viewer)
 
         def store() -> None:
-            if phase.resize and self.store.resize(phase.resize).job_id != job_id:
+            if phase.resize and self.store.resizes.get(phase.resize).job_id != job_id:
                 raise NotAllowed(f"resize {phase.resize} is another job's; accepted: those of job {job_id}")
             self.controller.phase(job_id, phase)
 
@@ -241,7 +241,7 @@ class Api:
 
     def _pin(self, job_id: int, gpus: int | None, viewer: Viewer) -> str:
         """Why the job can't come to that size as it is now; empty when it can."""
-        job = self.store.job(job_id)
+        job = self.store.jobs.get(job_id)
         if job is None:
             raise NotFound(not_known([job_id]))
         owner = self.controller.owner(job_id, viewer.uid)
@@ -253,9 +253,9 @@ class Api:
             raise Refused(409, f"job {job_id} has ended; accepted: a job that is pending or running")
         if gpus is not None:
             _check_size(job.request, gpus)
-        self.store.pin(job_id, gpus)
+        self.store.jobs.pin(job_id, gpus)
         detail = {} if gpus is None else {"gpus": gpus}
-        self.store.add_event(
+        self.store.events.add(
             job_id, EventKind.UNPINNED if gpus is None else EventKind.PINNED, f"uid:{viewer.uid}", detail, steady_now()
         )
         self.controller.wake("pin")
@@ -269,7 +269,7 @@ class Api:
             raise NotFound(f"nothing is known against {both}; accepted: a pair that 'selastic hosts' lists")
         users = sorted({pair.user for pair in found.pairs})
         detail = {"host": asked.host, "other": asked.other, "users": users}
-        self.store.add_event(0, EventKind.HOSTS_CLEARED, f"uid:{viewer.uid}", detail, now)
+        self.store.events.add(0, EventKind.HOSTS_CLEARED, f"uid:{viewer.uid}", detail, now)
         self.controller.wake("hosts")
         return found
 
@@ -280,9 +280,9 @@ class Api:
             words += f" with at most {messages.MOST_SAID} letters of each"
             raise Refused(413, f"what was probed is too much; accepted: {words}")
         user, now = "" if viewer.admin else viewer.name, steady_now()
-        self.store.save_probe(ProbeRow(user, probed.partition, now, probed.tried))
+        self.store.probes.save(ProbeRow(user, probed.partition, now, probed.tried))
         detail = {"partition": probed.partition, "user": user, "tried": len(probed.tried)}
-        self.store.add_event(0, EventKind.PROBED, f"uid:{viewer.uid}", detail, now)
+        self.store.events.add(0, EventKind.PROBED, f"uid:{viewer.uid}", detail, now)
         return Remembered(user=user)
 
 

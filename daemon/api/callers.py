@@ -102,7 +102,7 @@ class Callers:
 
     async def _number(self, name: int | str) -> int:
         """The job's own number. Raises Refused (404) for a task of an array that is not known."""
-        found = name if isinstance(name, int) else await run_sync(self._store.job_of_task, name)
+        found = name if isinstance(name, int) else await run_sync(self._store.jobs.of_task, name)
         if found is None:
             raise guard.Refused(404, f"task {name} is not known to selasticd: it has not run with an elastic request")
         return found
@@ -128,7 +128,7 @@ class Callers:
 
     def check_older(self, job_id: int, sealed: bool) -> None:
         """Whether a supervisor that proves no requests may register. Raises NotAllowed. Blocking: it asks the store."""
-        if not self._accept_tokens or not (sealed or self._store.has_tokens(job_id)):
+        if not self._accept_tokens or not (sealed or self._store.tokens.held_by(job_id)):
             why = "did not run when selasticd was upgraded" if self._accept_tokens else "accept_tokens is false here"
             raise NotAllowed(
                 f"job {job_id} has a slurm-elastic whose requests prove nothing, and {why}; start it again with the "
@@ -152,14 +152,16 @@ class Callers:
         proofs = self.proofs.get(job_id)
         if proofs is None or not proofs.take(proof, bound):
             raise Unauthenticated("the proof is for another request, or was used before; make one for each")
-        speaks = self._store.remembered(proofs.name) or await run_sync(self._store.speaks_for, proofs.name)
+        speaks = self._store.tokens.remembered(proofs.name) or await run_sync(
+            self._store.tokens.speaks_for, proofs.name
+        )
         if speaks != job_id:
             raise Unauthenticated(f"job {job_id} has ended; register the job again")
         self.job_limit.take(job_id)
         return replace(NOBODY, key=proofs.answers)
 
     async def _by_token(self, job_id: int, request: Request, token: str, sealed: bool) -> Viewer:
-        speaks = self._store.remembered_token(token) or await run_sync(self._store.token_job, token)
+        speaks = self._store.tokens.remembered_token(token) or await run_sync(self._store.tokens.job_of, token)
         if speaks is None:
             raise Unauthenticated(f"the token is not known, or job {job_id} has ended; register the job again")
         if speaks != job_id:

@@ -147,7 +147,7 @@ class _DatabaseSize(_Lazy):
 
     def collect(self) -> Iterator[Metric]:
         """Ask the store."""
-        size = self._store.size_mb()
+        size = self._store.retention.size_mb()
         if size is not None:
             yield _gauge("database_bytes", "Size of the database", size * 1e6)
 
@@ -174,13 +174,13 @@ class _FromStore(_Lazy):
 
     def collect(self) -> Iterator[Metric]:
         """Read the store."""
-        jobs = self._store.jobs()
+        jobs = self._store.jobs.all()
         # Those that are always looked for are there without a job, too: a gap in a curve means that nobody knows.
         counts = Tally({(state, True): 0 for state in ("PENDING", "RUNNING")})
         counts.update((job.state, job.managed) for job in jobs)
         states = (([state, str(managed).lower()], count) for (state, managed), count in sorted(counts.items()))
         yield _gauges("jobs", "Elastic jobs, by Slurm's state and whether managed", ["state", "managed"], states)
-        used = self._store.all_in_use()
+        used = self._store.allocations.all_in_use()
         training = sum(item.gpus for item in used.values())
         yield _gauge("gpus_training", "GPUs that elastic jobs train on", training)
         stalled = {number: item.stalled_since for number, item in used.items() if item.stalled_since}
@@ -189,7 +189,7 @@ class _FromStore(_Lazy):
         yield _gauge(
             "stalled_longest_seconds", "How long the training has done no step that did its last one first", longest
         )
-        reports = [self._store.last_report(job.job_id) for job in jobs if job.job_id not in stalled]
+        reports = [self._store.reports.last(job.job_id) for job in jobs if job.job_id not in stalled]
         rate = sum(report.samples_per_s for report in reports if report is not None)
         yield _gauge("samples_per_second", "Throughput of all elastic jobs, as last reported", rate)
         yield self._reasons([job.job_id for job in jobs])
@@ -198,12 +198,12 @@ class _FromStore(_Lazy):
     def _reasons(self, jobs: list[int]) -> Metric:
         # Every reason is there from the start, so that an alert on one finds a series.
         reasons: Tally[str] = Tally({reason.value: 0 for reason in Reason})
-        reasons.update(decision.reason for decision in self._store.standing(jobs).values())
+        reasons.update(decision.reason for decision in self._store.decisions.standing(jobs).values())
         standing = (([reason], count) for reason, count in sorted(reasons.items()))
         return _gauges("decisions", "Jobs by the reason of their standing decision", ["reason"], standing)
 
     def _resizes(self) -> Iterator[Metric]:
-        resizes = self._store.open_resizes()
+        resizes = self._store.resizes.under_way()
         states = (([state], count) for state, count in sorted(Tally(resize.state for resize in resizes).items()))
         yield _gauges("resizes_open", "Resizes under way, by state", ["state"], states)
         oldest = max((steady_now() - resize.created for resize in resizes), default=0.0)

@@ -97,10 +97,12 @@ class Intake:
                 return None
         job_id, (scheme, _, said) = int(found[1]), given.decode("latin-1").partition(" ")
         if scheme == "Bearer":
-            knows = self._callers.takes_token(job_id, said, sealed) and self._store.remembered_token(said) == job_id
+            knows = (
+                self._callers.takes_token(job_id, said, sealed) and self._store.tokens.remembered_token(said) == job_id
+            )
             return Head(job_id, "", "") if knows else None
         proofs = self._callers.proofs.get(job_id)
-        if proofs is None or scheme != request_proof.SCHEME or self._store.remembered(proofs.name) != job_id:
+        if proofs is None or scheme != request_proof.SCHEME or self._store.tokens.remembered(proofs.name) != job_id:
             return None
         return Head(job_id, url.decode("ascii"), said)
 
@@ -118,7 +120,7 @@ class Intake:
         try:
             self._limit.take(job_id)
             self.report_limit.take(job_id, len(reports))
-            self._store.store_reports(job_id, reports, steady_now(), partial(self._told, len(reports), answer))
+            self._store.reports.store(job_id, reports, steady_now(), partial(self._told, len(reports), answer))
         except ElasticError as error:
             self._refuse(answer, error)
         return True

@@ -139,5 +139,5 @@ class Views:
 
     def _dry_plan(self, viewer: Viewer) -> PlanTable:
         decided = self.planner.dry_plan()
-        rows = (reports.plan_row(row, self.store.job(row.job_id), viewer) for row in decided)
+        rows = (reports.plan_row(row, self.store.jobs.get(row.job_id), viewer) for row in decided)
         return PlanTable(at=steady_now(), jobs=tuple(row for row in rows if row is not None))

@@ -81,7 +81,7 @@ class Costs:
         """The same with an interval, from its own resizes where it has had some."""
         self._refresh()
         model, size = self._models.get(requeue), self._size(job_id)
-        own = [(0.0, row.pause_s) for row in self._store.pauses(YOUNGEST, job_id) if row.requeue == requeue]
+        own = [(0.0, row.pause_s) for row in self._store.outcomes.pauses(YOUNGEST, job_id) if row.requeue == requeue]
         if not own:
             return None if model is None else model.at(size)
         believed = self._priors[requeue] if model is None else _around(model.at(size))
@@ -91,12 +91,12 @@ class Costs:
         """How long one node of a partition trains in the mean until its job has to start again; 0: none was seen."""
         now, known = self._clock(), self._failures.get(partition)
         if known is None or abs(now - known[0]) >= REFRESH_S:
-            lost, trained_s = self._store.node_failures(partition, now - FAILURES_S, now)
+            lost, trained_s = self._store.outcomes.node_failures(partition, now - FAILURES_S, now)
             known = self._failures[partition] = now, trained_s / lost if lost else 0.0
         return known[1]
 
     def _size(self, job_id: int) -> float:
-        program = self._store.program_of(job_id)
+        program = self._store.programs.of(job_id)
         return self._sizes.of(job_id, program[0] if program is not None else "")
 
     def _refresh(self) -> None:
@@ -105,7 +105,7 @@ class Costs:
             return
         self._read_at = now
         try:
-            pauses = self._store.pauses(YOUNGEST)
+            pauses = self._store.outcomes.pauses(YOUNGEST)
             self._sizes = sizes(self._store, YOUNGEST * 10)
             programs = {row.job_id: self._size(row.job_id) for row in pauses}
         except StoreError as error:
@@ -117,7 +117,7 @@ class Costs:
 def sizes(store: Store, limit: int) -> Sizes:
     """What the youngest checkpoints say."""
     jobs, programs = dict[int, float](), dict[str, float]()
-    for row, program in store.checkpoints(limit):
+    for row, program in store.outcomes.checkpoints(limit):
         if row.megabytes > 0:
             jobs[row.job_id] = row.megabytes
             programs.setdefault(program, row.megabytes)

@@ -74,11 +74,11 @@ class Priors:
 
     def of_job(self, job_id: int) -> LearnedPrior:
         """What is believed of this job, from its own program's runs where there were some."""
-        return self._of_program(self._store.program_of(job_id))
+        return self._of_program(self._store.programs.of(job_id))
 
     def on_type(self, job_id: int, gpu_type: str) -> LearnedPrior:
         """The same of its program on another kind of GPU."""
-        program = self._store.program_of(job_id)
+        program = self._store.programs.of(job_id)
         return self._of_program((program[0], gpu_type) if program is not None else None)
 
     def cluster(self) -> LearnedPrior:
@@ -120,9 +120,9 @@ class Priors:
         return False
 
     def _learn_all(self) -> bool:
-        rows = learned(self._store.runs(RUNS), self._clock())
+        rows = learned(self._store.programs.runs(RUNS), self._clock())
         if rows:
-            self._store.save_priors(rows)
+            self._store.priors.save(rows)
             self._known = _in_use(rows)
             log.info("throughput models start from %s", self._known[CLUSTER].words)
         return bool(rows)
@@ -130,19 +130,21 @@ class Priors:
     def _learn_ended(self) -> bool:
         began, base = self._clock(), self._known.get(CLUSTER, SHIPPED).prior
         # Twice as far back: the end of a job is noticed a while after it.
-        keys = self._store.programs_ended(self._ended_to - 2 * ENDED_EVERY_S)[:AT_ONCE]
-        found = [row for key in keys for row in learned_of(key, self._store.runs(RUNS_OF_PROGRAM, key), base, began)]
+        keys = self._store.programs.ended(self._ended_to - 2 * ENDED_EVERY_S)[:AT_ONCE]
+        found = [
+            row for key in keys for row in learned_of(key, self._store.programs.runs(RUNS_OF_PROGRAM, key), base, began)
+        ]
         rows = [
             row for row in found if asdict(self._known.get((row.program, row.gpu_type), SHIPPED).prior) != row.prior
         ]
-        self._store.add_priors(rows)
+        self._store.priors.add(rows)
         self._known = {**self._known, **_in_use(rows)}
         self._ended_to = began
         return bool(rows)
 
     def _read(self) -> None:
         try:
-            self._known = _in_use(self._store.priors())
+            self._known = _in_use(self._store.priors.all())
         except ElasticError as error:
             log.warning("the shipped prior is used: %s", error)
 

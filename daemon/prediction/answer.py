@@ -37,23 +37,23 @@ def predict(
     """basis_of: of a job, and for another kind of GPU of its program on that. Raises NotFound and NotAllowed, each with
     one sentence."""
     job = visible_job(store, job_id, viewer)
-    request, own = _request(job), store.program_of(job_id)
+    request, own = _request(job), store.programs.of(job_id)
     kind = own[1] if own is not None else ""
     elsewhere = query.type is not None and query.type != kind
-    rows = _elsewhere(store, job, own, query.type or "") if elsewhere else store.observations(job_id)
+    rows = _elsewhere(store, job, own, query.type or "") if elsewhere else store.reports.observations(job_id)
     if not any(map(cache.believed, rows)):
         raise NotFound(_unmeasured(job))
     sizes = listed(request, {row.gpus for row in rows}, query.least, query.most)
     if not sizes:
         raise NotFound(_no_size(request, query))
-    report = store.last_report(job_id) if job.state == "RUNNING" and not elsewhere else None
+    report = store.reports.last(job_id) if job.state == "RUNNING" and not elsewhere else None
     measured = Measured(request, rows, report, _reference(store, job_id, rows))
     basis = basis_of(job_id, query.type if elsewhere else None)
     try:
         model = model_of(measured, basis)
     except PlanInputError as error:
         raise NotFound(f"no throughput model can be made of the reports of job {job_id}: {error}") from None
-    use = store.in_use(job_id)
+    use = store.allocations.in_use(job_id)
     return Prediction(
         now=now,
         job_id=job_id,
@@ -93,17 +93,17 @@ def _elsewhere(store: Store, job: JobRow, own: tuple[str, str] | None, gpu_type:
     """What the youngest measured run of the job's program on that kind of GPU was measured to do."""
     if own is None or not own[0]:
         raise NotFound(f"job {job.job_id} has not said which program it is, so no run of it on {gpu_type} is known")
-    runs = store.youngest_runs(own[0])
+    runs = store.programs.youngest_runs(own[0])
     if gpu_type not in runs:
         accepted = ", ".join(sorted(kind for kind in {*runs, own[1]} if kind)) or "none, its GPUs have no named type"
         script = posixpath.basename(own[0].partition(":")[2])
         raise NotFound(f"no run of {script} was measured on type={gpu_type}; accepted: {accepted}")
-    return store.observations(runs[gpu_type])
+    return store.reports.observations(runs[gpu_type])
 
 
 def _reference(store: Store, job_id: int, rows: list[ObservationRow]) -> int:
     """The batch that the job began with."""
-    first = min(store.allocations(job_id), key=lambda row: row.start, default=None)
+    first = min(store.allocations.rows(job_id), key=lambda row: row.start, default=None)
     return max(1, first.batch if first is not None else rows[0].batch)
 
 

@@ -93,7 +93,7 @@ def acct(
         if end is not None and allocation.start >= end:
             continue
         if allocation.job_id not in jobs:
-            jobs[allocation.job_id] = store.job(allocation.job_id)
+            jobs[allocation.job_id] = store.jobs.get(allocation.job_id)
         owner = jobs[allocation.job_id]
         if owner is None:
             continue
@@ -109,7 +109,7 @@ def acct(
 
 def _allocations(store: Store, start: float | None, job: Iterable[int]) -> list[AllocationRow]:
     ids: Iterable[int | None] = sorted(set(job)) or [None]
-    rows = [row for job_id in ids for row in store.allocations(job_id, start=start)]
+    rows = [row for job_id in ids for row in store.allocations.rows(job_id, start=start)]
     return sorted(rows, key=lambda row: (row.job_id, row.start, row.generation))
 
 

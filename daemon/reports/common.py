@@ -89,7 +89,7 @@ def may_see(viewer: Viewer, job: JobRow) -> bool:
 
 def known_job(store: Store, job_id: int, viewer: Viewer) -> JobRow:
     """The job. Raises NotFound with one sentence, which names the job where this one only holds GPUs for it."""
-    job = store.job(job_id)
+    job = store.jobs.get(job_id)
     if job is None:
         whole = _held_for(store, job_id)
         if whole is not None and (may_see(viewer, whole) or not viewer.private):
@@ -100,9 +100,9 @@ def known_job(store: Store, job_id: int, viewer: Viewer) -> JobRow:
 
 def _held_for(store: Store, slurm_job_id: int) -> JobRow | None:
     """The job that trains on this Slurm job: its companion, or its component."""
-    for job_id, used in store.all_in_use().items():
+    for job_id, used in store.allocations.all_in_use().items():
         if any(piece.slurm_job_id == slurm_job_id for piece in used.pieces):
-            return store.job(job_id)
+            return store.jobs.get(job_id)
     return None
 
 

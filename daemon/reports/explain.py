@@ -192,16 +192,16 @@ class Explain:
 def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
     """The facts. Raises NotFound for an unknown job and NotAllowed for another user's."""
     job = visible_job(store, job_id, viewer)
-    rows = sorted(store.decisions(job_id, DECISIONS), key=lambda row: -row.at)
+    rows = sorted(store.decisions.of(job_id, DECISIONS), key=lambda row: -row.at)
     decisions = _Decisions(store, viewer, rows)
-    opened = store.resize_of(job_id)
+    opened = store.resizes.of(job_id)
     if opened is not None and opened.state == ResizeState.RUNNING:
         opened = None  # the training has switched; what is left is to give back what it no longer uses
-    closed = store.last_closed_resize(job_id)
+    closed = store.resizes.last_closed(job_id)
     return Explain(
         now=now,
         job=made_from(ExplainedJob, job_row(store, job, viewer.uid == job.uid, now), record_reason=job.reason),
-        sizes=tuple(row.gpus for row in sorted(store.allocations(job_id), key=lambda row: row.start)),
+        sizes=tuple(row.gpus for row in sorted(store.allocations.rows(job_id), key=lambda row: row.start)),
         last_resize=_last_resize(store, job_id, decisions),
         decision=decisions.seen(rows[0]) if rows else None,
         resize=None if opened is None else _resize(OpenResize, opened, cause=_behind(opened, decisions)),
@@ -211,14 +211,14 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
         policy_failed=_policy_failed(store),
         stalled=_stalled(store, job_id, now),
         hosts_apart=_hosts_apart(store, job, now),
-        observations=observed(store.observations(job_id)),
-        mean_pause_s=store.mean_pause(job_id),
+        observations=observed(store.reports.observations(job_id)),
+        mean_pause_s=store.allocations.mean_pause(job_id),
         checkpoints=_checkpoints(store, job),
     )
 
 
 def _checkpoints(store: Store, job: JobRow) -> Checkpoints | None:
-    row = store.checkpoint_of(job.job_id) if job.end_time is None else None
+    row = store.outcomes.checkpoint_of(job.job_id) if job.end_time is None else None
     return made_from(Checkpoints, row) if row is not None else None
 
 
@@ -250,7 +250,7 @@ class _Decisions:
 
 def _last_resize(store: Store, job_id: int, decisions: _Decisions) -> PastResize | None:
     """The latest change of GPUs or batch between two rows of the history; None for a job that never changed."""
-    rows = sorted(store.allocations(job_id), key=lambda row: row.start)
+    rows = sorted(store.allocations.rows(job_id), key=lambda row: row.start)
     for before, after in reversed(list(pairwise(rows))):
         if (before.gpus, before.batch) == (after.gpus, after.batch):
             continue
@@ -271,7 +271,7 @@ def _last_resize(store: Store, job_id: int, decisions: _Decisions) -> PastResize
 
 def _refused(store: Store, job_id: int, now: float) -> Refused | None:
     """The last refusal, as long as the same is not asked again."""
-    refusals = (event for event in store.events(job_id, limit=EVENTS) if event.kind == EventKind.REFUSED)
+    refusals = (event for event in store.events.of(job_id, limit=EVENTS) if event.kind == EventKind.REFUSED)
     last = max(refusals, key=lambda event: event.id, default=None)
     if last is None:
         return None
@@ -281,17 +281,17 @@ def _refused(store: Store, job_id: int, now: float) -> Refused | None:
 
 def _not_understood(store: Store, job_id: int) -> str:
     """The sentence that stands; of a job that could not register, the last one."""
-    use = store.in_use(job_id)
+    use = store.allocations.in_use(job_id)
     if use is not None:
         return use.refusal
-    last = store.events(job_id, limit=1)
+    last = store.events.of(job_id, limit=1)
     return str(last[0].detail.get("detail", "")) if last and last[0].kind == EventKind.NOT_UNDERSTOOD else ""
 
 
 def _policy_failed(store: Store) -> str:
     """What selasticd said of its policy, unless the policy has planned since, or another daemon has begun."""
     of_policy = (EventKind.POLICY_FAILED, EventKind.POLICY_WORKS, EventKind.STARTED)
-    told = (event for event in store.events(0, limit=EVENTS) if event.kind in of_policy)
+    told = (event for event in store.events.of(0, limit=EVENTS) if event.kind in of_policy)
     last = max(told, key=lambda event: event.id, default=None)
     failed = last is not None and last.kind == EventKind.POLICY_FAILED
     return str(last.detail.get("detail", "")) if last is not None and failed else ""
@@ -299,18 +299,18 @@ def _policy_failed(store: Store) -> str:
 
 def _stalled(store: Store, job_id: int, now: float) -> str:
     """What its supervisor said, if it has said nothing of the training since; with the time that it is by now."""
-    told = (event for event in store.events(job_id, limit=EVENTS) if event.kind in OF_TRAINING)
+    told = (event for event in store.events.of(job_id, limit=EVENTS) if event.kind in OF_TRAINING)
     last = max(told, key=lambda event: event.id, default=None)
     if last is None or last.kind != EventKind.STALLED:
         return ""
-    said, use = str(last.detail.get("detail", "")), store.in_use(job_id)
+    said, use = str(last.detail.get("detail", "")), store.allocations.in_use(job_id)
     since = (use.stalled_since if use is not None else 0.0) or now
     # A supervisor of 0.2.0 says the time in its words alone.
     return re.sub(r"(?<=^no step for )\d+", lambda found: f"{max(int(found[0]), now - since):.0f}", said)
 
 
 def _hosts_apart(store: Store, job: JobRow, now: float) -> tuple[HostsApart, ...]:
-    use, pairs = store.in_use(job.job_id), store.host_pairs()
+    use, pairs = store.allocations.in_use(job.job_id), store.host_pairs.all()
     own = {node for piece in use.pieces for node in piece.nodes} if use is not None else set()
     out = {both for both in apart(pairs, job.user, now) if not own.isdisjoint(both)} if pairs else set()
     rows = {(pair.host, pair.other): pair for pair in sorted(pairs, key=lambda pair: pair.user == job.user)}

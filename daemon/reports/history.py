@@ -90,14 +90,14 @@ def events(store: Store, job_id: int, viewer: Viewer, limit: int = 1000) -> Even
         visible_job(store, job_id, viewer)
     elif not viewer.admin:
         raise NotAllowed("the daemon's own events (job 0) are shown to admins only")
-    rows = sorted(store.events(job_id, limit=limit), key=lambda row: (row.at, row.id))
+    rows = sorted(store.events.of(job_id, limit=limit), key=lambda row: (row.at, row.id))
     return Events(events=tuple(made_from(JobEvent, row) for row in rows))
 
 
 def plan(store: Store, viewer: Viewer) -> PlanTable:
     """`jobs`: what the last rounds decided for every active job; `at`: the youngest of them, None without any."""
-    jobs = {job.job_id: job for job in store.jobs(active_only=True)}
-    decided = [row for row in store.current_decisions() if row.job_id in jobs]
+    jobs = {job.job_id: job for job in store.jobs.all(active_only=True)}
+    decided = [row for row in store.decisions.current() if row.job_id in jobs]
     shown = [(row.at, seen) for row in decided if (seen := plan_row(row, jobs[row.job_id], viewer)) is not None]
     return PlanTable(at=max((at for at, _ in shown), default=None), jobs=tuple(seen for _, seen in shown))
 

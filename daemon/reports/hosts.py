@@ -51,18 +51,18 @@ class Cleared:
 def hosts(store: Store, viewer: Viewer, now: float) -> PairsOfHosts:
     """Those that the viewer may see."""
     users = whose(store, viewer)
-    seen = (pair for pair in store.host_pairs() if users is None or pair.user in users)
+    seen = (pair for pair in store.host_pairs.all() if users is None or pair.user in users)
     return PairsOfHosts(pairs=tuple(_row(pair, now) for pair in seen))
 
 
 def whose(store: Store, viewer: Viewer) -> frozenset[str] | None:
     """Users whose pairs the viewer sees and clears; None: everybody's."""
-    return None if viewer.admin else frozenset(job.user for job in store.jobs() if job.uid == viewer.uid)
+    return None if viewer.admin else frozenset(job.user for job in store.jobs.all() if job.uid == viewer.uid)
 
 
 def clear(store: Store, viewer: Viewer, host: str, other: str, now: float) -> Cleared:
     """Forget what is known of the two, or of the one and all others. What others' jobs found out stays for a user."""
-    gone = store.forget_hosts(host, other, whose(store, viewer))
+    gone = store.host_pairs.forget(host, other, whose(store, viewer))
     return Cleared(pairs=tuple(_row(pair, now) for pair in gone))
 
 

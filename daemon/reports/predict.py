@@ -144,8 +144,8 @@ class PredictionErrors:
 
 def prediction_errors(store: Store, viewer: Viewer, now: float) -> PredictionErrors:
     """Of the viewer's own programs; of all for an admin."""
-    rows = store.predictions(LAST)
-    jobs = {job_id: store.job(job_id) for job_id in {row.job_id for row in rows}}
+    rows = store.outcomes.predictions(LAST)
+    jobs = {job_id: store.jobs.get(job_id) for job_id in {row.job_id for row in rows}}
     seen = [row for row in rows if (job := jobs[row.job_id]) is not None and may_see(viewer, job)]
     groups: dict[tuple[str, str], list[PredictionRow]] = {}
     for row in seen:

@@ -54,5 +54,5 @@ def findings(partition: str, user: str, at: float, tried: Iterable[Tried]) -> tu
 
 def probes(store: Store, viewer: Viewer) -> Findings:
     """Those that the viewer may see."""
-    seen = [row for row in store.probes() if viewer.admin or row.user in ("", viewer.name)]
+    seen = [row for row in store.probes.all() if viewer.admin or row.user in ("", viewer.name)]
     return Findings(findings=tuple(one for row in seen for one in findings(row.partition, row.user, row.at, row.tried)))

@@ -197,10 +197,10 @@ def review(
     """
     end = now if end is None else min(end, now)
     wanted = set(job)
-    jobs = {row.job_id: row for row in store.jobs(active_only=False)}
+    jobs = {row.job_id: row for row in store.jobs.all(active_only=False)}
     stretches = [
         stretch
-        for stretch in stretched(store.decisions_within(start, end), start, end, jobs)
+        for stretch in stretched(store.decisions.within(start, end), start, end, jobs)
         if not wanted or stretch.decision.job_id in wanted
     ]
     rows, moves, counted = list[JobReview](), list[MoveReview](), list[list[DecisionPeriod]]()

@@ -211,13 +211,13 @@ def shown(board: Board, viewer: Viewer) -> list[JobStatus]:
 def whole(store: Store, now: float, before: Mapping[int, BoardRow] = MappingProxyType({})) -> Board:
     """The rows of `status`, in full. A row of before of which nothing has changed is given again, as it was: only how
     long its job has run may be more by now."""
-    opened = {resize.job_id: resize for resize in store.open_resizes()}
-    used, jobs = store.all_in_use(), store.jobs(active_only=True)
-    decided = store.standing([job.job_id for job in jobs])
+    opened = {resize.job_id: resize for resize in store.resizes.under_way()}
+    used, jobs = store.allocations.all_in_use(), store.jobs.all(active_only=True)
+    decided = store.decisions.standing([job.job_id for job in jobs])
     board = []
     for job in jobs:
         number = job.job_id
-        report, pinned = store.last_report(number), store.pinned(number)
+        report, pinned = store.reports.last(number), store.jobs.pinned(number)
         known = LastKnown(used.get(number), decided.get(number), opened.get(number), report, pinned)
         kept = before.get(number)
         if kept is None or kept.known != known or kept.job != job:
@@ -236,8 +236,8 @@ def job(store: Store, job_id: int, viewer: Viewer, now: float) -> JobStatus:
 def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown | None = None) -> JobStatus:
     """Everything known about one job, in one record."""
     known = known or LastKnown(
-        *(store.in_use(job.job_id), store.decision(job.job_id), store.resize_of(job.job_id)),
-        *(store.last_report(job.job_id), store.pinned(job.job_id)),
+        *(store.allocations.in_use(job.job_id), store.decisions.last(job.job_id), store.resizes.of(job.job_id)),
+        *(store.reports.last(job.job_id), store.jobs.pinned(job.job_id)),
     )
     used = known.used if job.end_time is None else None
     asked, report, reason = _asked(job.request), known.report, _reason(job, known)
@@ -345,7 +345,7 @@ def _speedup(
     """Throughput against that at the smallest size: as measured at both, else the planner's for the size held."""
     if gpus is None:
         return None
-    best = store.fastest(job.job_id)
+    best = store.reports.fastest(job.job_id)
     smallest = best.get(asked.min_gpus if asked else 0)
     if smallest and gpus in best:
         return best[gpus] / smallest

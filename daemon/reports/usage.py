@@ -93,10 +93,10 @@ def usage(
     rows = acct(store, viewer, now, start=start, end=end, job=job)
     shown: dict[int, JobRow] = {}
     for job_id in dict.fromkeys(row.job_id for row in rows):
-        owner = store.job(job_id)
+        owner = store.jobs.get(job_id)
         if owner is not None and may_see(viewer, owner):
             shown[job_id] = owner
-    decided = store.decisions_within(start, end)
+    decided = store.decisions.within(start, end)
     found = Usage(
         now=now,
         start=start,
@@ -112,7 +112,7 @@ def usage(
     def speeds(owner: JobRow) -> Speeds:
         known = curves.get(owner.job_id)
         if known is None:
-            known = tuple(curve(owner.request, store.observations(owner.job_id), prior(owner.job_id)))
+            known = tuple(curve(owner.request, store.reports.observations(owner.job_id), prior(owner.job_id)))
         return [(point.gpus, point.samples_per_s) for point in known]
 
     served = Served(_window(store, found), fairness)
@@ -125,19 +125,19 @@ def usage(
 
 def _window(store: Store, of: Usage) -> Window:
     """What is recorded of the jobs of this time, and of all that were there with one of them."""
-    first = min((row.submit_time for row in store.jobs_within(of.start, of.end) if row.managed), default=of.start)
+    first = min((row.submit_time for row in store.jobs.within(of.start, of.end) if row.managed), default=of.start)
     return Window(
         of.start,
         of.end,
         of.now,
-        [row for row in store.jobs_within(first, of.end) if row.managed],
-        store.allocations(start=first, end=of.end),
+        [row for row in store.jobs.within(first, of.end) if row.managed],
+        store.allocations.rows(start=first, end=of.end),
         [(point.at, point.gpus) for point in of.capacity],
     )
 
 
 def _job(store: Store, job: JobRow, viewer: Viewer, now: float, prior: Prior | None) -> UsageJob:
-    observations = store.observations(job.job_id)
+    observations = store.reports.observations(job.job_id)
     return made_from(
         UsageJob,
         job_row(store, job, viewer.uid == job.uid, now),

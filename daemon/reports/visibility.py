@@ -29,7 +29,7 @@ def seen(store: Store, viewer: Viewer, evidence: Evidence, alternatives: Alterna
 
     def own(job_id: int) -> bool:
         # A job without a record is an ordinary one, whose owner is not known here.
-        job = store.job(job_id)
+        job = store.jobs.get(job_id)
         return job is not None and may_see(viewer, job)
 
     evidence = replace(evidence, others=_others(evidence.others, own, viewer.private))

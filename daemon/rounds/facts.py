@@ -57,10 +57,10 @@ class StoredFacts:
         return self.queued.scripts(sizes)
 
     def host_pairs(self) -> Sequence[HostPair]:
-        return self._store.host_pairs()
+        return self._store.host_pairs.all()
 
     def history(self, job_id: int) -> Sequence[EventRow]:
-        return self._store.events(job_id)
+        return self._store.events.of(job_id)
 
     def refused(self, seen: Observation) -> dict[int, Mapping[EventKind, Refusal]]:
         """What Slurm refuses to do about running elastic jobs now, by job id."""

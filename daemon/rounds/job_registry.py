@@ -76,7 +76,7 @@ class JobRegistry:
     def heard(self, job_id: int, last_resize: int) -> bool:
         """A supervisor asks for its next resize. False: it knows a later one than the database, which was restored
         from a backup; what it trains on is not known until it has registered again."""
-        known = self.store.last_resize_id(job_id)
+        known = self.store.resizes.last_id(job_id)
         with self._lock:
             if last_resize > known and job_id not in self._asked_again:
                 self._asked_again.add(job_id)
@@ -102,12 +102,12 @@ class JobRegistry:
 
     def sort(self, snapshot: Snapshot) -> Roster:
         """The roster of a snapshot; stores nothing."""
-        rows = {row.job_id: row for row in self.store.jobs(active_only=True)}
+        rows = {row.job_id: row for row in self.store.jobs.all(active_only=True)}
         return self._sort(snapshot, rows)
 
     def update(self, snapshot: Snapshot, end_states: EndStates) -> Roster:
         """Store the elastic jobs of a snapshot, and the end of those that it no longer lists."""
-        rows = {row.job_id: row for row in self.store.jobs(active_only=True)}
+        rows = {row.job_id: row for row in self.store.jobs.all(active_only=True)}
         roster = self._sort(snapshot, rows)
         found = self._managed_rows(roster)
         found += [
@@ -115,7 +115,7 @@ class JobRegistry:
         ]
         for row in found:
             self._record_change(row, rows.get(row.job_id))
-        self.store.upsert_jobs(found)
+        self.store.jobs.upsert_all(found)
         self._count_what_began(snapshot)
         gone = rows.keys() - snapshot.jobs.keys()
         silent = sorted(job_id for job_id in gone if not self.is_finished(job_id))
@@ -127,13 +127,13 @@ class JobRegistry:
     def _count_what_began(self, snapshot: Snapshot) -> None:
         """A piece that Slurm had not listed yet when a world began on it counts from that world's beginning."""
         now, jobs = self.clock(), snapshot.jobs
-        worlds = self.store.all_in_use()
+        worlds = self.store.allocations.all_in_use()
         young = [job_id for job_id, use in worlds.items() if job_id in jobs and abs(now - use.since) < YOUNG_S]
-        for job_id, counted in self.store.counted_gpus(young).items():
+        for job_id, counted in self.store.allocations.counted_gpus(young).items():
             if counted < worlds[job_id].gpus:
                 held = held_pieces(jobs[job_id], worlds[job_id].pieces, jobs)
                 if counted < sum(piece.gpus for piece in held):
-                    self.store.count_held(job_id, worlds[job_id].generation, held)
+                    self.store.allocations.count_held(job_id, worlds[job_id].generation, held)
 
     def _managed_rows(self, roster: Roster) -> list[JobRow]:
         before, rows = self._rows, dict[int, tuple[ElasticJob, JobRow]]()
@@ -153,7 +153,7 @@ class JobRegistry:
         known = self._reference.get(job_id)
         if known is None:
             # All jobs at once: after a start thousands are needed.
-            self._reference = {**self.store.first_sizes(), **self._reference}
+            self._reference = {**self.store.allocations.first_sizes(), **self._reference}
             known = self._reference.get(job_id)
         return known
 
@@ -173,11 +173,11 @@ class JobRegistry:
         if before is not None and (before.managed, before.detail) == (row.managed, row.detail):
             if row.managed and row.request != before.request:
                 changed = {"request": row.request, "before": before.request}
-                self.store.add_event(row.job_id, EventKind.REQUEST, row.user, changed, self.clock())
+                self.store.events.add(row.job_id, EventKind.REQUEST, row.user, changed, self.clock())
             return
         kind = EventKind.MANAGED if row.managed else EventKind.NOT_MANAGED
         detail = {"request": row.request, "reason": row.reason, "detail": row.detail}
-        self.store.add_event(row.job_id, kind, "selasticd", detail, self.clock())
+        self.store.events.add(row.job_id, kind, "selasticd", detail, self.clock())
         about = {"JOB": row.job_id, "USER": row.user}
         how = row.request if row.managed else f"not managed: {row.detail}"
         log.info("job %d (%s): %s", row.job_id, row.user, how, extra=about)
@@ -191,8 +191,8 @@ class JobRegistry:
             self._asked_again.discard(job_id)
         now, state = self.clock(), by_slurm if code is None else end_state(code)
         detail = {"state": state} if code is None else {"state": state, "exit_code": code}
-        self.store.add_event(job_id, EventKind.ENDED, "selasticd", detail, now)
-        self.store.end_job(job_id, state, now)
+        self.store.events.add(job_id, EventKind.ENDED, "selasticd", detail, now)
+        self.store.jobs.end(job_id, state, now)
         log.info("job %d: ended", job_id, extra={"JOB": job_id})
 
 

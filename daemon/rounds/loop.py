@@ -174,7 +174,7 @@ class Rounds:
         self._spent = dict.fromkeys(PARTS, 0.0)
         self.executor.begin_round()
         if self.executor.recover():
-            self.store.add_event(0, EventKind.TRIES_AGAIN, "selasticd", {"mode": self.mode}, self.clock())
+            self.store.events.add(0, EventKind.TRIES_AGAIN, "selasticd", {"mode": self.mode}, self.clock())
         with self._part("observe"):
             began = time.monotonic()
             snapshot = self.client.snapshot()
@@ -192,7 +192,7 @@ class Rounds:
         with self._part("plan"):
             # Some resizes may just have been closed, and Slurm may have refused what concerns all jobs.
             seen = self._look(snapshot, roster, seen.now) if changed else self._as_now(seen)
-            seen = replace(seen, marks=self.store.decision_marks(roster.elastic))
+            seen = replace(seen, marks=self.store.decisions.marks(roster.elastic))
         self._note_contradiction(snapshot)
         done = self._ask(seen)
         # A job that is being requeued does not train: its next step should not wait for the interval.
@@ -223,7 +223,7 @@ class Rounds:
             self._score(seen, decisions, proposal)
         # The last decision about a job stays its explanation when its training is over.
         standing, under_way = [row for row in decisions if not self.registry.is_finished(row.job_id)], seen.numbers()
-        for row in self.store.save_decisions(seen.now, standing):
+        for row in self.store.decisions.save(seen.now, standing):
             log.info("%s", service.explain(row), extra={"JOB": row.job_id, "RESIZE": under_way.get(row.job_id, 0)})
         before, notes = self._noted.get(service.name, {}), [row for row in proposal.rows if isinstance(row, Note)]
         self._noted[service.name] = {note.subject: note for note in notes}
@@ -231,7 +231,7 @@ class Rounds:
             if before.get(note.subject) != note:
                 job_id = note.subject.job_id
                 detail = {"service": service.name, "about": note.subject.words, **note.detail}
-                self.store.add_event(job_id, note.kind, "selasticd", detail, seen.now)
+                self.store.events.add(job_id, note.kind, "selasticd", detail, seen.now)
                 log.log(note.level, "%s", service.explain(note), extra={"JOB": job_id})
 
     def _carry_out(self, actions: Sequence[Action], act: bool, seen: Observation) -> list[Action]:
@@ -242,7 +242,7 @@ class Rounds:
         if self.tripped and not before:
             log.error("mode is review for a while: %s", self.tripped)
             detail = {"why": self.tripped, "mode": "review"}
-            self.store.add_event(0, EventKind.TRIPPED, "selasticd", detail, self.clock())
+            self.store.events.add(0, EventKind.TRIPPED, "selasticd", detail, self.clock())
         return done
 
     def _without_resting(self, actions: Sequence[Action], snapshot: Snapshot) -> Sequence[Action]:
@@ -258,7 +258,9 @@ class Rounds:
     def _score(self, seen: Observation, decisions: Sequence[DecisionRow], proposal: Proposal) -> None:
         """Hold what earlier resizes were expected to bring against what was measured since."""
         store = self.store
-        store.save_predictions(self._expectations.settle(seen.in_use, store.observations, store.program_of, seen.now))
+        store.outcomes.save_predictions(
+            self._expectations.settle(seen.in_use, store.reports.observations, store.programs.of, seen.now)
+        )
         if seen.settings.mode == "act":
             begins = {action.job_id for action in proposal.actions if isinstance(action, Begin)}
             self._expectations.expect(decisions, begins, seen.now)
@@ -269,7 +271,7 @@ class Rounds:
         return {}
 
     def _read_site(self) -> Site:
-        found = {(row.user, row.partition): {one.name: one for one in row.tried} for row in self.store.probes()}
+        found = {(row.user, row.partition): {one.name: one for one in row.tried} for row in self.store.probes.all()}
         site, qos = replace(self.client.site(), probed=found), self.settings.companion_qos
         if not (qos and site.checks_qos):
             return site
@@ -290,9 +292,9 @@ class Rounds:
     def _look(self, snapshot: Snapshot, roster: Roster, now: float) -> Observation:
         # Resizes before allocations: a supervisor's `running` stores the allocation first, so a resize read as
         # running is never paired with the allocation from before its switch.
-        resizes = {resize.job_id: resize for resize in self.store.open_resizes()}
+        resizes = {resize.job_id: resize for resize in self.store.resizes.under_way()}
         connected = self.registry.connected()
-        in_use = {job_id: use for job_id, use in self.store.all_in_use().items() if job_id in connected}
+        in_use = {job_id: use for job_id, use in self.store.allocations.all_in_use().items() if job_id in connected}
         settings = self._settings_now()
         return Observation(snapshot, roster, resizes, in_use, self._site, settings, now, self.facts)
 

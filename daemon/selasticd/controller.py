@@ -96,19 +96,19 @@ class DaemonController:
                 sentence += "; one that is not in its comment does not count here, for the site's rules do not see it"
             return Grant("", False, sentence, interval)
         text = roster.elastic[job_id].request.text()
-        if self.store.job(job_id) is None:
-            self.store.upsert_job(self.registry.managed_row(roster.elastic[job_id]))
+        if self.store.jobs.get(job_id) is None:
+            self.store.jobs.upsert(self.registry.managed_row(roster.elastic[job_id]))
         program = program_of(job.user, registration.program)
-        self.store.note_program(job_id, program, registration.pieces[0].gpu_type if registration.pieces else "")
+        self.store.programs.note(job_id, program, registration.pieces[0].gpu_type if registration.pieces else "")
         now = self.clock()
         if registration.refusal:
             self.not_understood(job_id, registration.refusal)
         else:
             names = "generation", "batch", "program", "version", "release"
             detail = {name: getattr(registration, name) for name in names}
-            self.store.add_event(job_id, EventKind.REGISTERED, "supervisor", detail, now)
+            self.store.events.add(job_id, EventKind.REGISTERED, "supervisor", detail, now)
         pause, reason, number = self._after_requeue(job_id, now)
-        self.store.set_in_use(
+        self.store.allocations.note(
             *(job_id, registration.generation, registration.pieces, registration.batch, now, pause, reason, number),
             held=held,
             refusal=registration.refusal,
@@ -120,17 +120,17 @@ class DaemonController:
     def not_understood(self, job_id: int, sentence: str) -> None:
         """What the job's supervisor said, or was told, is not understood: nothing is resized until it registers anew
         without a word of that. The first sentence stands."""
-        now, use, resize = self.clock(), self.store.in_use(job_id), self.store.resize_of(job_id)
-        self.store.refuse(job_id, sentence)
+        now, use, resize = self.clock(), self.store.allocations.in_use(job_id), self.store.resizes.of(job_id)
+        self.store.allocations.refuse(job_id, sentence)
         if resize is not None and _to_do(resize):
             detail = {"resize": resize.id, "state": ResizeState.FAILED, "detail": sentence}
-            self.store.add_event(job_id, EventKind.of(ResizeState.FAILED), "selasticd", detail, now)
-            self.store.advance_resize(resize.id, ResizeState.FAILED, sentence, at=now)
-        last = self.store.events(job_id, limit=1)
+            self.store.events.add(job_id, EventKind.of(ResizeState.FAILED), "selasticd", detail, now)
+            self.store.resizes.advance(resize.id, ResizeState.FAILED, sentence, at=now)
+        last = self.store.events.of(job_id, limit=1)
         if use.refusal if use else last and last[-1].kind == EventKind.NOT_UNDERSTOOD:
             return
         detail = {"detail": sentence, "version": VERSION, "release": version()}
-        self.store.add_event(job_id, EventKind.NOT_UNDERSTOOD, "selasticd", detail, now)
+        self.store.events.add(job_id, EventKind.NOT_UNDERSTOOD, "selasticd", detail, now)
         about = {"JOB": job_id, "RESIZE": resize.id if resize else 0}
         log.warning("job %d: %s; it is not resized", job_id, sentence, extra=about)
 
@@ -143,7 +143,7 @@ class DaemonController:
         if phase.phase in (ResizeState.RUNNING, STALLED):
             phase = replace(phase, pause_s=min(phase.pause_s, self._known_for_s(job_id, now)))
         at = phase.at if now - SKEW_S < phase.at <= now else now
-        resize = self.store.resize(phase.resize) if phase.resize else None
+        resize = self.store.resizes.get(phase.resize) if phase.resize else None
         held: tuple[Piece, ...] = ()
         if phase.phase == ResizeState.RUNNING and phase.pieces:
             job = self.jobs.latest().jobs.get(job_id)
@@ -152,22 +152,22 @@ class DaemonController:
             # The allocation before the resize: see Rounds._look.
             reason = resize.reason if resize else self._restart_reason(job_id)
             step, samples = (phase.step - 1, phase.samples) if phase.step else (None, None)
-            self.store.set_in_use(
+            self.store.allocations.note(
                 job_id, phase.generation, phase.pieces, phase.batch, at, phase.pause_s, reason, phase.resize,
                 step=step, samples=samples, held=held,
             )  # fmt: skip
             if step is not None and samples is not None:
-                self.store.note_progress(job_id, phase.generation, step, samples)
+                self.store.allocations.note_progress(job_id, phase.generation, step, samples)
         elif phase.phase == FINISHED:
             if phase.step:
-                self.store.note_progress(job_id, phase.generation, phase.step, phase.samples)
-            self.store.clear_in_use(job_id, at)
+                self.store.allocations.note_progress(job_id, phase.generation, phase.step, phase.samples)
+            self.store.allocations.clear_in_use(job_id, at)
             self.registry.finished(job_id, phase.exit_code)
         elif phase.phase in (STALLED, STEPS_AGAIN):
-            self.store.stall(job_id, at - phase.pause_s if phase.phase == STALLED else 0.0)
+            self.store.allocations.stall(job_id, at - phase.pause_s if phase.phase == STALLED else 0.0)
         self._note_reach(job_id, phase, now)
         if resize is not None and phase.phase not in (FINISHED, STALLED, STEPS_AGAIN):
-            self.store.advance_resize(phase.resize, ResizeState(phase.phase), phase.detail, at=now)
+            self.store.resizes.advance(phase.resize, ResizeState(phase.phase), phase.detail, at=now)
         self._record(job_id, phase, now)
         if phase.phase in (
             ResizeState.SAVED,
@@ -181,27 +181,27 @@ class DaemonController:
 
     def _known_for_s(self, job_id: int, now: float) -> float:
         """Seconds since it was submitted, as far as that is known: no pause of it was longer."""
-        job = self.store.job(job_id)
+        job = self.store.jobs.get(job_id)
         return max(0.0, now - (job.submit_time if job is not None else now))
 
     def _note_checkpoint(self, job_id: int, phase: Phase, now: float) -> None:
         """No event: it may come every few minutes, and only the last one counts."""
-        job = self.store.job(job_id)
+        job = self.store.jobs.get(job_id)
         failure_s = self.rounds.costs.node_failure_s(job.partition) if job is not None else 0.0
         cost = phase.megabytes, phase.pause_s, phase.write_s, phase.every_s
-        self.store.note_checkpoint(CheckpointRow(job_id, now, *cost, failure_s))
+        self.store.outcomes.note_checkpoint(CheckpointRow(job_id, now, *cost, failure_s))
 
     def _note_reach(self, job_id: int, phase: Phase, now: float) -> None:
         """What the job has found out about the network between its hosts counts for its user's jobs."""
-        job = self.store.job(job_id)
+        job = self.store.jobs.get(job_id)
         if job is None:
             return
         if phase.phase == ResizeState.RUNNING:
-            self.store.note_reached(job.user, {node for piece in phase.pieces for node in piece.nodes})
+            self.store.host_pairs.note_reached(job.user, {node for piece in phase.pieces for node in piece.nodes})
         elif phase.phase == ResizeState.FAILED and phase.unreached:
             nodes = self.jobs.latest().nodes
             known = [pair for pair in phase.unreached if pair.host in nodes and pair.other in nodes]
-            for pair in self.store.note_unreached(job.user, known, now):
+            for pair in self.store.host_pairs.note(job.user, known, now):
                 if until := left_out_until(pair):
                     words = "hosts %s and %s do not reach each other (%s): no job of %s is put on both for %.0f s"
                     about = {"JOB": job_id, "RESIZE": phase.resize, "USER": pair.user}
@@ -209,10 +209,10 @@ class DaemonController:
 
     def resize(self, job_id: int) -> Resize | None:
         """The resize that the supervisor has to carry out, or a withdrawn one that it may still be carrying out."""
-        resize = self.store.resize_of(job_id)
+        resize = self.store.resizes.of(job_id)
         if resize is not None:
             return resize.message if _to_do(resize) else None
-        last = self.store.last_closed_resize(job_id)
+        last = self.store.resizes.last_closed(job_id)
         if (
             last is not None
             and last.state in (ResizeState.WITHDRAWN, ResizeState.OVERTAKEN)
@@ -248,10 +248,10 @@ class DaemonController:
     def heard(self, job_id: int, last_resize: int) -> None:
         """A supervisor asks for a resize after its last one. NotAllowed: the database is older than that, and what the
         supervisor trains on is known when it has registered again."""
-        self.store.heard_of_resize(last_resize)
-        stale = self.store.resize_of(job_id)
+        self.store.resizes.heard_of(last_resize)
+        stale = self.store.resizes.of(job_id)
         if stale is not None and stale.id < last_resize and stale.state == ResizeState.ISSUED:
-            self.store.advance_resize(stale.id, ResizeState.WITHDRAWN, "its supervisor knows later ones", self.clock())
+            self.store.resizes.advance(stale.id, ResizeState.WITHDRAWN, "its supervisor knows later ones", self.clock())
         first = job_id not in self.registry.connected()
         if not self.registry.heard(job_id, last_resize):
             raise NotAllowed(f"resize {last_resize} of job {job_id} is not in the database; accepted: register again")
@@ -274,7 +274,7 @@ class DaemonController:
 
     def basis(self, job_id: int, gpu_type: str | None) -> Basis:
         """What predictions of the job go by: of one that runs, as the last round found it."""
-        rounds, row = self.rounds, self.store.job(job_id)
+        rounds, row = self.rounds, self.store.jobs.get(job_id)
         nodes, of = self.jobs.latest().nodes.values(), row.partition.split(",") if row is not None else []
         sizes = [
             node.gpus for node in nodes if gpu_type in (None, node.gpu_type) and not set(of).isdisjoint(node.partitions)
@@ -309,7 +309,7 @@ class DaemonController:
             failing=rounds.failing,
             tripped=bool(rounds.tripped),
             pairs_left_out=len(
-                {(pair.host, pair.other) for pair in self.store.host_pairs() if left_out_until(pair) > self.clock()}
+                {(pair.host, pair.other) for pair in self.store.host_pairs.all() if left_out_until(pair) > self.clock()}
             ),
             models=read(ModelsInUse, rounds.priors.summary()),
         )
@@ -331,16 +331,16 @@ class DaemonController:
 
         The pause is the time from the last step before the requeue to the first step after it.
         """
-        resize = self.store.resize_of(job_id)
+        resize = self.store.resizes.of(job_id)
         if resize is None or not resize.requeues or resize.state.comes_before(ResizeState.SUBMITTED):
             return 0.0, "registered", 0
-        ends = [row.end for row in self.store.allocations(job_id) if row.end is not None]
+        ends = [row.end for row in self.store.allocations.rows(job_id) if row.end is not None]
         since = max(ends, default=resize.created)
         return max(0.0, now - max(since, resize.created)), REQUEUE, resize.id
 
     def _restart_reason(self, job_id: int) -> str:
         """Why training starts again without a resize. A job that was not managed has no allocation yet."""
-        return "restart" if self.store.allocations(job_id) else "registered"
+        return "restart" if self.store.allocations.rows(job_id) else "registered"
 
     def _record(self, job_id: int, phase: Phase, now: float) -> None:
         detail: dict[str, Any] = {
@@ -355,7 +355,7 @@ class DaemonController:
             detail["exit_code"] = phase.exit_code
         if phase.detail:
             detail["detail"] = phase.detail
-        self.store.add_event(job_id, _event_of(phase), "supervisor", detail, now)
+        self.store.events.add(job_id, _event_of(phase), "supervisor", detail, now)
         about = {"JOB": job_id, "RESIZE": phase.resize}
         log.info("job %d: %s%s", job_id, phase.phase, f" ({phase.detail})" if phase.detail else "", extra=about)
 

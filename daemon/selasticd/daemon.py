@@ -101,11 +101,11 @@ class Daemon:
     def clean_up(self, now: float) -> None:
         """Aggregate old reports, and delete what is older than the settings allow."""
         try:
-            self.store.roll_up(now - self.settings.reports_keep_h * 3600)
-            self.store.prune(now - self.settings.history_keep_days * 86400)
-            self.store.prune_decisions(now - DECISIONS_KEEP_S)
-            self.store.prune_decisions(now - STEPS_KEEP_S, mode="act")
-            self.store.thin(now - STEPS_KEEP_S)
+            self.store.retention.roll_up(now - self.settings.reports_keep_h * 3600)
+            self.store.retention.prune(now - self.settings.history_keep_days * 86400)
+            self.store.retention.prune_decisions(now - DECISIONS_KEEP_S)
+            self.store.retention.prune_decisions(now - STEPS_KEEP_S, mode="act")
+            self.store.thinning.thin(now - STEPS_KEEP_S)
             if time.monotonic() - self._said_size >= DAY_S:
                 self._said_size = time.monotonic()
                 self._say_size(now)
@@ -113,8 +113,8 @@ class Daemon:
             log.warning("old records are kept for now: %s", error)
 
     def _say_size(self, now: float) -> None:
-        resizes, ended = self.store.pace(now)
-        held = self.store.size_mb()
+        resizes, ended = self.store.thinning.pace(now)
+        held = self.store.retention.size_mb()
         expected = expected_mb(resizes, ended, STEPS_KEEP_S / DAY_S, self.settings.history_keep_days)
         log.info(
             "the database has %s; a year at the pace of the last day (%d resizes, %d jobs that ended) comes to %.0f MB",

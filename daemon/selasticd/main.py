@@ -126,7 +126,7 @@ def _lead(
         url = public_url(settings, sockets[0])
         path = write_client_file(settings, authenticator.client_values(url))
         log.info("selasticd serves %s (mode %s, clients read %s)", url, settings.mode, path)
-        store.add_event(0, EventKind.STARTED, "selasticd", {"lease": leader.lease.fence, "url": url}, steady_now())
+        store.events.add(0, EventKind.STARTED, "selasticd", {"lease": leader.lease.fence, "url": url}, steady_now())
         server = DaemonServer(app, daemon, notifier, leader.lease)
         tune_interpreter()
         daemon.scheduler.every(app.status_cache.refresh_ahead, REFRESH_S)

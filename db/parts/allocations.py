@@ -6,7 +6,7 @@ training that went back to a checkpoint lowers the row's start too, so that work
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from slurm_elastic.protocol.messages import Piece
 from .. import schema
 from ..engine import Database
 from ..rows import BATCH, COMPANION_ENDS, REQUEUE, AllocationRow, InUse, pieces_in, pieces_out
-from .base import StorePart, record, upsert
+from .base import Ended, StorePart, record, upsert
 from .progress import Progress, advance, allocation_of
 
 _ROWS = schema.allocations
@@ -27,25 +27,21 @@ _ROWS = schema.allocations
 class Allocations(StorePart):
     """What jobs use and have used."""
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
+    def __init__(self, database: Database, ended: Ended) -> None:
+        super().__init__(database, ended)
+        self.on_change: Callable[[], None] = lambda: None
+        """Called, within the write lock, when an allocation may have changed."""
         self._used: dict[int, InUse] | None = None
         self._pauses: dict[int, dict[str, float]] | None = None
+        ended.connect(self._forget)
 
     def _forget(self, job_id: int) -> None:
-        super()._forget(job_id)
-        self._changed()
-        self._forget_pause(job_id)
-
-    def _changed(self) -> None:
-        """Drop what is remembered of allocations; called within the write lock."""
         self._used = None
-
-    def _forget_pause(self, job_id: int) -> None:
         if self._pauses is not None:
             self._pauses.pop(job_id, None)
+        self.on_change()
 
-    def set_in_use(
+    def note(
         self,
         job_id: int,
         generation: int,
@@ -160,10 +156,9 @@ class Allocations(StorePart):
             try:
                 yield
             finally:
-                self._changed()
-                self._forget_pause(job_id)
+                self._forget(job_id)
 
-    def allocations(
+    def rows(
         self,
         job_id: int | None = None,
         start: float | None = None,

@@ -6,7 +6,7 @@ A cache here is only ever of rows that this process alone writes; it is changed 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -21,16 +21,28 @@ from ..engine import Database
 T = TypeVar("T")
 
 
-class StorePart:
-    """Base of the store's parts: one database, shared."""
+class Ended:
+    """The signal that a job has ended, or that its rows were changed behind the parts' memories."""
 
-    def __init__(self, database: Database) -> None:
-        self._db = database
+    def __init__(self) -> None:
+        self._told: list[Callable[[int], None]] = []
+
+    def connect(self, forget: Callable[[int], None]) -> None:
+        """Call this with the id of each such job, to drop what is remembered of it."""
+        self._told.append(forget)
+
+    def __call__(self, job_id: int) -> None:
+        for forget in self._told:
+            forget(job_id)
+
+
+class StorePart:
+    """Base of the store's parts: one database and one signal, shared."""
+
+    def __init__(self, database: Database, ended: Ended) -> None:
+        self._db, self._ended = database, ended
         # Held only for dictionary work, never across a query.
         self._memory = threading.Lock()
-
-    def _forget(self, job_id: int) -> None:
-        """Drop what is remembered of a job that has ended or changed."""
 
 
 def names_of(kind: type[Any]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from slurm_elastic.protocol.event_kind import EventKind
 from .. import schema
 from ..engine import Database
 from ..rows import DecisionRow, EventRow, Mark
-from .base import StorePart, names_of, record
+from .base import Ended, StorePart, names_of, record
 
 _DECISIONS, _EVENTS = schema.decisions, schema.events
 _FIELDS = names_of(DecisionRow)
@@ -26,21 +26,22 @@ CHUNK = 500
 """Jobs that one query names: databases bound the number of its values. Rows of one insertion: memory does."""
 
 
-class DecisionStore(StorePart):
-    """Decisions and events."""
+class Decisions(StorePart):
+    """What was decided about jobs."""
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
+    def __init__(self, database: Database, ended: Ended) -> None:
+        super().__init__(database, ended)
+        ended.connect(self._forget)
         self._marks: dict[int, Mark] = {}
         self._standing: dict[int, DecisionRow | None] = {}
 
-    def decision_marks(self, job_ids: Collection[int]) -> Mapping[int, Mark]:
+    def marks(self, job_ids: Collection[int]) -> Mapping[int, Mark]:
         """The marks of these jobs' last decisions; others may be among them. Not to be changed by the caller."""
         with self._db.lock:
             self._load_marks([job_id for job_id in job_ids if job_id not in self._marks])
             return self._marks
 
-    def save_decisions(self, round_at: float, rows: list[DecisionRow]) -> list[DecisionRow]:
+    def save(self, round_at: float, rows: list[DecisionRow]) -> list[DecisionRow]:
         """Store what a round decided, and give back what was new: one with the mark of the job's last is not stored."""
         with self._db.lock:
             self._load_marks([row.job_id for row in rows if row.job_id not in self._marks])
@@ -56,11 +57,11 @@ class DecisionStore(StorePart):
             self._standing.update((row.job_id, _brief(row, round_at)) for row in changed)
             return changed
 
-    def decision(self, job_id: int) -> DecisionRow | None:
+    def last(self, job_id: int) -> DecisionRow | None:
         """The job's standing decision; None: no round has looked at it."""
-        return next(iter(self.decisions(job_id, 1)), None)
+        return next(iter(self.of(job_id, 1)), None)
 
-    def decisions(self, job_id: int, limit: int = 100) -> list[DecisionRow]:
+    def of(self, job_id: int, limit: int = 100) -> list[DecisionRow]:
         """The job's decisions, the youngest first."""
         query = select(_DECISIONS).where(_DECISIONS.c.job_id == job_id).order_by(_DECISIONS.c.id.desc()).limit(limit)
         with self._db.read() as connection:
@@ -78,7 +79,7 @@ class DecisionStore(StorePart):
         found = ((job_id, self._standing.get(job_id)) for job_id in job_ids)
         return {job_id: row for job_id, row in found if row is not None}
 
-    def current_decisions(self) -> list[DecisionRow]:
+    def current(self) -> list[DecisionRow]:
         """The standing decision of every job that has not ended, by job."""
         # One look into the index for each such job: through all decisions it would take seconds, more every day.
         jobs = schema.jobs
@@ -88,7 +89,7 @@ class DecisionStore(StorePart):
         with self._db.read() as connection:
             return [record(DecisionRow, row) for row in connection.execute(query)]
 
-    def decisions_within(self, start: float, end: float) -> list[DecisionRow]:
+    def within(self, start: float, end: float) -> list[DecisionRow]:
         """Decisions taken in [start, end), and for each job the one that stood at `start`; by job, the oldest first.
 
         Jobs that ended before `start` are left out.
@@ -115,30 +116,33 @@ class DecisionStore(StorePart):
                 self._marks[row.job_id], self._standing[row.job_id] = row.mark, _brief(row, row.at)
 
     def _forget(self, job_id: int) -> None:
-        super()._forget(job_id)
         with self._db.lock:
             self._marks.pop(job_id, None)
             self._standing.pop(job_id, None)
 
-    def add_event(self, job_id: int, kind: EventKind, who: str, detail: dict[str, Any], at: float) -> None:
-        """Append to the record of what was done; job 0 is the daemon itself."""
-        self.add_events({job_id: detail}, kind, who, at)
 
-    def add_events(self, details: Mapping[int, dict[str, Any]], kind: EventKind, who: str, at: float) -> None:
+class Events(StorePart):
+    """What was done."""
+
+    def add(self, job_id: int, kind: EventKind, who: str, detail: dict[str, Any], at: float) -> None:
+        """Append to the record of what was done; job 0 is the daemon itself."""
+        self.add_all({job_id: detail}, kind, who, at)
+
+    def add_all(self, details: Mapping[int, dict[str, Any]], kind: EventKind, who: str, at: float) -> None:
         """The same of many jobs, in one go."""
         rows = [{"job_id": j, "kind": str(kind), "who": who, "detail": own, "at": at} for j, own in details.items()]
         if rows:
             with self._db.write() as connection:
                 connection.execute(insert(_EVENTS), rows)
 
-    def events(self, job_id: int, limit: int = 1000) -> list[EventRow]:
+    def of(self, job_id: int, limit: int = 1000) -> list[EventRow]:
         """The last `limit` events of the job, in the order in which they were stored."""
         query = select(_EVENTS).where(_EVENTS.c.job_id == job_id).order_by(_EVENTS.c.id.desc()).limit(limit)
         with self._db.read() as connection:
             rows = connection.execute(query).all()
         return [EventRow(r.id, r.job_id, r.at, r.kind, r.who, r.detail) for r in reversed(rows)]
 
-    def last_events(self, job_ids: Collection[int], kind: EventKind) -> dict[int, EventRow]:
+    def last(self, job_ids: Collection[int], kind: EventKind) -> dict[int, EventRow]:
         """The last event of this kind of each of these jobs, by job id; of those that have one."""
         wanted, found = list(job_ids), dict[int, EventRow]()
         for first in range(0, len(wanted), CHUNK):

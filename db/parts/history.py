@@ -13,7 +13,7 @@ from sqlalchemy import Select, bindparam, delete, exists, func, insert, literal,
 from .. import schema
 from ..engine import Database
 from ..rows import PriorRow, RunRow
-from .base import StorePart, record, upsert
+from .base import Ended, StorePart, record, upsert
 from .observations import load, rows_of
 
 _PROGRAMS, _PRIORS = schema.programs, schema.priors
@@ -24,25 +24,26 @@ AT_ONCE = 500
 """Jobs whose observations one query reads."""
 
 
-class History(StorePart):
-    """Programs, runs, priors."""
+class Programs(StorePart):
+    """What jobs run, and the runs that are over."""
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
+    def __init__(self, database: Database, ended: Ended) -> None:
+        super().__init__(database, ended)
+        ended.connect(self._forget)
         self._programs: dict[int, tuple[str, str] | None] = {}
         self._programs_read = False
 
-    def note_program(self, job_id: int, program: str, gpu_type: str) -> None:
+    def note(self, job_id: int, program: str, gpu_type: str) -> None:
         """What a job runs, and the kind of GPU it began on."""
         found = program[-LONGEST:], gpu_type[-LONGEST:]
-        if self.program_of(job_id) == found:
+        if self.of(job_id) == found:
             return
         with self._db.write() as connection:
             values = {"job_id": job_id, "program": found[0], "gpu_type": found[1]}
             connection.execute(upsert(self._db, _PROGRAMS), [values])
         self._remember_programs({job_id: found})
 
-    def program_of(self, job_id: int) -> tuple[str, str] | None:
+    def of(self, job_id: int) -> tuple[str, str] | None:
         """(program, kind of GPU) of a job; None: its supervisor has not said."""
         with self._memory:
             if job_id in self._programs:
@@ -88,7 +89,7 @@ class History(StorePart):
             found: int | None = connection.execute(query).scalar()
         return found
 
-    def programs_ended(self, since: float) -> list[tuple[str, str]]:
+    def ended(self, since: float) -> list[tuple[str, str]]:
         """(program, kind of GPU) of the jobs that have ended since then, those of the youngest first."""
         jobs = schema.jobs
         query = select(_PROGRAMS.c.program, _PROGRAMS.c.gpu_type).join(jobs, jobs.c.job_id == _PROGRAMS.c.job_id)
@@ -118,14 +119,22 @@ class History(StorePart):
                 break
         return found[:limit]
 
-    def save_priors(self, priors: list[PriorRow]) -> None:
+    def _forget(self, job_id: int) -> None:
+        with self._memory:
+            self._programs.pop(job_id, None)
+
+
+class LearnedPriors(StorePart):
+    """The priors that were learned from runs."""
+
+    def save(self, priors: list[PriorRow]) -> None:
         """Put these in the place of all that were learned before."""
         with self._db.write() as connection:
             connection.execute(delete(_PRIORS))
             if priors:
                 connection.execute(insert(_PRIORS), [dataclasses.asdict(row) for row in priors])
 
-    def add_priors(self, priors: list[PriorRow]) -> None:
+    def add(self, priors: list[PriorRow]) -> None:
         """Put these in the place of what was learned before of the same programs; the others stay."""
         same = (_PRIORS.c.program == bindparam("own_program")) & (_PRIORS.c.gpu_type == bindparam("own_type"))
         with self._db.write() as connection:
@@ -134,13 +143,8 @@ class History(StorePart):
                 connection.execute(delete(_PRIORS).where(same), own)
                 connection.execute(insert(_PRIORS), [dataclasses.asdict(row) for row in priors])
 
-    def priors(self) -> list[PriorRow]:
+    def all(self) -> list[PriorRow]:
         """All that were last learned."""
         with self._db.read() as connection:
             rows = connection.execute(select(_PRIORS).order_by(_PRIORS.c.program, _PRIORS.c.gpu_type))
             return [record(PriorRow, row) for row in rows]
-
-    def _forget(self, job_id: int) -> None:
-        super()._forget(job_id)
-        with self._memory:
-            self._programs.pop(job_id, None)

@@ -21,7 +21,7 @@ from .. import schema
 from ..clock import steady_now
 from ..engine import Database
 from ..rows import JobRow
-from .base import StorePart, names_of, record, upsert
+from .base import Ended, StorePart, names_of, record, upsert
 
 ENDED_STATES = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
@@ -34,22 +34,23 @@ _FIELDS = names_of(JobRow)
 
 
 class Jobs(StorePart):
-    """Jobs, pins, tokens."""
+    """Jobs and their pins."""
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
+    def __init__(self, database: Database, ended: Ended, tokens: Tokens) -> None:
+        super().__init__(database, ended)
+        self._tokens = tokens
         self._stored: dict[int, JobRow] = {}
         self._active: dict[int, JobRow] | None = None
         """Those that have not ended, once somebody has asked for them."""
-        self._speaks: dict[str, int] = {}
         self._pins: dict[int, int] | None = None
+        ended.connect(self._forget)
 
-    def upsert_job(self, job: JobRow) -> None:
+    def upsert(self, job: JobRow) -> None:
         """Store a job as Slurm describes it now. Costs nothing when nothing has changed."""
-        self.upsert_jobs([job])
+        self.upsert_all([job])
 
-    def upsert_jobs(self, rows: Iterable[JobRow]) -> None:
-        """Like `upsert_job` for many jobs, in one transaction."""
+    def upsert_all(self, rows: Iterable[JobRow]) -> None:
+        """Like `upsert` for many jobs, in one transaction."""
         stored = self._stored
         changed = [row for row in rows if (known := stored.get(row.job_id)) is not row and known != row]
         if not changed:
@@ -61,20 +62,20 @@ class Jobs(StorePart):
                 for row in ended:
                     _end_what_belongs(connection, row.job_id, _not_later(row.end_time))
             for row in ended:
-                self._forget(row.job_id)
+                self._ended(row.job_id)
             with self._memory:
                 self._stored.update((row.job_id, row) for row in changed)
                 if self._active is not None:  # those that have ended were forgotten
                     self._active.update((row.job_id, row) for row in changed if not has_ended(row.state))
-                self._speaks = {}
+            self._tokens.forget()
 
-    def job(self, job_id: int) -> JobRow | None:
+    def get(self, job_id: int) -> JobRow | None:
         """The job as last stored."""
         with self._db.read() as connection:
             row = connection.execute(select(schema.jobs).where(schema.jobs.c.job_id == job_id)).first()
         return record(JobRow, row) if row else None
 
-    def jobs(self, active_only: bool = True) -> list[JobRow]:
+    def all(self, active_only: bool = True) -> list[JobRow]:
         """Jobs by id; those that have not ended, or all."""
         with self._memory:
             known = None if self._active is None or not active_only else list(self._active.values())
@@ -91,7 +92,7 @@ class Jobs(StorePart):
                 self._active = {row.job_id: row for row in rows}
         return rows
 
-    def jobs_within(self, start: float, end: float) -> list[JobRow]:
+    def within(self, start: float, end: float) -> list[JobRow]:
         """Jobs by id that waited or ran within this time."""
         table = schema.jobs
         there = (table.c.submit_time < end) & (table.c.end_time.is_(None) | (table.c.end_time > start))
@@ -99,14 +100,14 @@ class Jobs(StorePart):
         with self._db.read() as connection:
             return [JobRow(*row) for row in connection.execute(query)]
 
-    def job_of_task(self, name: str) -> int | None:
+    def of_task(self, name: str) -> int | None:
         """The job that Slurm calls by this name in an array, such as 7_3; the youngest where Slurm began ids again."""
         table = schema.jobs
         query = select(table.c.job_id).where(table.c.task_name == name).order_by(table.c.submit_time.desc()).limit(1)
         with self._db.read() as connection:
             return connection.execute(query).scalar()
 
-    def end_job(self, job_id: int, state: str, at: float) -> None:
+    def end(self, job_id: int, state: str, at: float) -> None:
         """The job has ended: its allocation closes, token and pin go, its resize is withdrawn. The first end counts."""
         table = schema.jobs
         where = (table.c.job_id == job_id) & table.c.ended.is_(False)
@@ -116,15 +117,13 @@ class Jobs(StorePart):
                 if connection.execute(update(table).where(where).values(values)).rowcount == 0:
                     return
                 _end_what_belongs(connection, job_id, _not_later(at))
-            self._forget(job_id)
+            self._ended(job_id)
 
     def _forget(self, job_id: int) -> None:
-        super()._forget(job_id)
         with self._memory:
             self._stored.pop(job_id, None)
             if self._active is not None:
                 self._active.pop(job_id, None)
-            self._speaks = {}
             self._pins = None
 
     def pin(self, job_id: int, gpus: int | None) -> None:
@@ -145,7 +144,21 @@ class Jobs(StorePart):
                 self._pins = pins
         return pins.get(job_id)
 
-    def mint_token(self, job_id: int, uid: int) -> str:
+
+class Tokens(StorePart):
+    """For which job a caller speaks."""
+
+    def __init__(self, database: Database, ended: Ended) -> None:
+        super().__init__(database, ended)
+        self._speaks: dict[str, int] = {}
+        ended.connect(lambda _: self.forget())
+
+    def forget(self) -> None:
+        """A job may have ended, or be another user's now."""
+        with self._memory:
+            self._speaks = {}
+
+    def mint(self, job_id: int, uid: int) -> str:
         """A new token that speaks for this job, given to a caller proven to be `uid`, for a supervisor that proves no
         requests."""
         token = secrets.token_urlsafe(32)
@@ -158,11 +171,10 @@ class Jobs(StorePart):
             connection.execute(
                 insert(table).values(digest=_digest(token), job_id=job_id, uid=uid, created=steady_now())
             )
-        with self._memory:
-            self._speaks = {}
+        self.forget()
         return token
 
-    def has_tokens(self, job_id: int) -> bool:
+    def held_by(self, job_id: int) -> bool:
         """Whether a supervisor that proves no requests has registered this job."""
         table = schema.tokens
         with self._db.read() as connection:
@@ -175,14 +187,13 @@ class Jobs(StorePart):
         with self._db.write() as connection:
             connection.execute(delete(table).where(table.c.job_id == job_id))
             connection.execute(insert(table).values(digest=name, job_id=job_id, uid=uid, created=steady_now()))
-        with self._memory:
-            self._speaks = {}
+        self.forget()
 
     def remembered_token(self, token: str) -> int | None:
-        """Like `token_job` for a token used before, without asking the database; None: `token_job` knows."""
+        """Like `job_of` for a token used before, without asking the database; None: `job_of` knows."""
         return self.remembered(_digest(token))
 
-    def token_job(self, token: str) -> int | None:
+    def job_of(self, token: str) -> int | None:
         """The running job that the token speaks for; None when it is unknown or its job has ended or changed hands."""
         return self.speaks_for(_digest(token))
 

@@ -7,6 +7,7 @@ query per report. A median is over the youngest reports of its configuration: a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +25,7 @@ from .. import schema
 from ..engine import Database
 from ..rows import ObservationRow
 from .allocations import Allocations
-from .base import Many, T, blames_a_record, insert_or_ignore, names_of, record, upsert
+from .base import Ended, Many, StorePart, T, blames_a_record, insert_or_ignore, names_of, record, upsert
 from .observations import MOST, Configuration, Key, fastest_of, forget_oldest, key_of, load, measured, rows_of, summary
 from .progress import Progress, advance, allocation_of
 from .writer import ReportWriter, Submission
@@ -39,11 +40,11 @@ _BUT_AT = tuple(name for name in names_of(Report) if name != "at")
 _values_but_at = attrgetter(*_BUT_AT)
 
 
-class ReportsPart(Allocations):
+class Reports(StorePart):
     """Reports and what is learned from them."""
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
+    def __init__(self, database: Database, ended: Ended, allocations: Allocations) -> None:
+        super().__init__(database, ended)
         self._seen: dict[int, dict[Key, Configuration]] = {}
         self._last: dict[int, Report | None] = {}
         self._warm = False
@@ -58,17 +59,25 @@ class ReportsPart(Allocations):
         self._summarise = upsert(database, schema.summaries)
         self._insert = Many(insert_or_ignore(database, _REPORTS), ("job_id", "at", *_BUT_AT))
         self._writer = ReportWriter(self._commit_reports)
+        allocations.on_change = self._rows.clear
+        ended.connect(self._forget)
 
-    def submit_reports(self, job_id: int, reports: Sequence[Report], at: float) -> Future[None]:
+    def close(self) -> None:
+        """Commit the reports that wait, and what they come to with all others."""
+        self._writer.close()
+        with contextlib.suppress(StoreError), self._db.lock, self._db.write(counts=False) as connection:
+            self.save_summaries(connection, list(self._unsaved))
+
+    def submit(self, job_id: int, reports: Sequence[Report], at: float) -> Future[None]:
         """Store reports that arrived at `at`; done when they are on the disk. Sent twice, they count once."""
         done: Future[None] = Future()
         self._writer.put(Submission(job_id, reports, at, partial(_settle, done)))
         return done
 
-    def store_reports(
+    def store(
         self, job_id: int, reports: Sequence[Report], at: float, told: Callable[[BaseException | None], None]
     ) -> None:
-        """Like `submit_reports`, from within an event loop, which calls `told`: None when the reports are on the disk,
+        """Like `submit`, from within an event loop, which calls `told`: None when the reports are on the disk,
         else why they are not."""
         self._writer.put(Submission(job_id, reports, at, told, asyncio.get_running_loop()))
 
@@ -94,7 +103,7 @@ class ReportsPart(Allocations):
                     self._seen[job_id] = found
             return made(found)
 
-    def last_report(self, job_id: int) -> Report | None:
+    def last(self, job_id: int) -> Report | None:
         """The youngest report of the job by its own clock; None: it has sent none, or none is kept."""
         with self._memory:
             if self._warm and job_id in self._last:
@@ -131,7 +140,7 @@ class ReportsPart(Allocations):
             self._due = {number for number, count in self._unsaved.items() if count >= OFTEN * len(seen[number])}
             self._newest = {job_id: (row.generation, row.step) for job_id, row in last.items() if row is not None}
 
-    def _rolled_up(self, before: float) -> None:
+    def rolled_up(self, before: float) -> None:
         """Reports before this time are hourly records now, which weigh less in a median than single ones: what was
         known of them is read again, as a restart would. Of most jobs the youngest reports are younger."""
         with self._db.lock:
@@ -147,7 +156,6 @@ class ReportsPart(Allocations):
                 connection.execute(delete(_SUMMARIES).where(_SUMMARIES.c.oldest < before))
 
     def _forget(self, job_id: int) -> None:
-        super()._forget(job_id)
         with self._memory:
             self._seen.pop(job_id, None)
             self._last.pop(job_id, None)
@@ -217,10 +225,6 @@ class ReportsPart(Allocations):
                     continue
                 self._rows[key] = row
         advance(connection, [(self._rows[key], item) for item in progress if (key := item.key) in self._rows])
-
-    def _changed(self) -> None:
-        super()._changed()
-        self._rows.clear()
 
     def _insert_alone(self, connection: Connection, submission: Submission) -> bool:
         try:

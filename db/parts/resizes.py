@@ -21,7 +21,7 @@ from .. import schema
 from ..clock import steady_now
 from ..engine import Database
 from ..rows import BATCH, ResizeRow, pieces_in, pieces_out, shapes_in, shapes_out
-from .base import StorePart, blames_a_record, record
+from .base import Ended, StorePart, blames_a_record, record
 
 _ROWS = schema.resizes
 _LAST = select(func.coalesce(func.max(_ROWS.c.id), 0))
@@ -32,17 +32,18 @@ Closed = tuple[ResizeRow | None, ResizeRow | None]
 _NONE: Closed = (None, None)
 
 
-class ResizeStore(StorePart):
+class Resizes(StorePart):
     """The resizes of all jobs."""
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
+    def __init__(self, database: Database, ended: Ended) -> None:
+        super().__init__(database, ended)
         self._open: dict[int, ResizeRow] | None = None
         self._closed: dict[int, Closed] | None = None
         self._hearing = threading.Lock()
         self._heard_of = 0
+        ended.connect(self._forget)
 
-    def heard_of_resize(self, resize_id: int) -> None:
+    def heard_of(self, resize_id: int) -> None:
         """A supervisor knows this id: the next ones are above it, also where the database is new or was restored.
 
         An id further above all others than a database ever falls behind is not believed.
@@ -55,14 +56,14 @@ class ResizeStore(StorePart):
             if resize_id <= max(self._heard_of, last) + FAR_AHEAD:
                 self._heard_of = max(self._heard_of, resize_id)
 
-    def begin_resize(self, resize: Resize, at: float) -> ResizeRow:
+    def begin(self, resize: Resize, at: float) -> ResizeRow:
         """Store a resize; the given id is not looked at. Raises StoreError when the job has one open."""
-        begun, refused = self.begin_resizes((resize,), at)
+        begun, refused = self.begin_all((resize,), at)
         if refused:
             raise StoreError(refused[resize.job_id])
         return begun[0]
 
-    def begin_resizes(self, resizes: Sequence[Resize], at: float) -> tuple[list[ResizeRow], dict[int, str]]:
+    def begin_all(self, resizes: Sequence[Resize], at: float) -> tuple[list[ResizeRow], dict[int, str]]:
         """Store these in one transaction: those that have begun, with their ids (the given ones are not looked at), and
         by job why others have not. One that the database refuses keeps no other from beginning."""
         with self._db.lock:
@@ -104,35 +105,35 @@ class ResizeStore(StorePart):
             connection.execute(insert(_ROWS), rows)
         return [row["id"] for row in rows]
 
-    def open_resizes(self) -> list[ResizeRow]:
+    def under_way(self) -> list[ResizeRow]:
         """Resizes under way, by id."""
         return self._load(_ROWS.c.open_job.is_not(None))
 
-    def resize_of(self, job_id: int) -> ResizeRow | None:
+    def of(self, job_id: int) -> ResizeRow | None:
         """The job's resize under way, from memory: every supervisor asks for it again and again."""
         known = self._open
         if known is None:
             with self._db.lock:
-                known = self._open = {row.job_id: row for row in self.open_resizes()}
+                known = self._open = {row.job_id: row for row in self.under_way()}
         return known.get(job_id)
 
-    def last_resize_id(self, job_id: int) -> int:
+    def last_id(self, job_id: int) -> int:
         """Id of the job's last resize, open or closed; 0: it had none."""
-        last = self.resize_of(job_id) or self.last_closed_resize(job_id)
+        last = self.of(job_id) or self.last_closed(job_id)
         return last.id if last else 0
 
-    def resize(self, resize_id: int) -> ResizeRow:
+    def get(self, resize_id: int) -> ResizeRow:
         """One resize. Raises NotFound."""
         found = self._load(_ROWS.c.id == resize_id)
         if not found:
             raise NotFound(f"there is no resize {resize_id}")
         return found[0]
 
-    def last_closed_resize(self, job_id: int) -> ResizeRow | None:
+    def last_closed(self, job_id: int) -> ResizeRow | None:
         """The job's last resize that is over, however it ended."""
-        return max(self.last_closed(job_id), key=lambda row: row.id if row is not None else 0)
+        return max(self.last_of_each(job_id), key=lambda row: row.id if row is not None else 0)
 
-    def last_closed(self, job_id: int) -> Closed:
+    def last_of_each(self, job_id: int) -> Closed:
         """The same of those that change its nodes, and of those that change its batch alone."""
         known = self._closed
         if known is not None:
@@ -158,9 +159,7 @@ class ResizeStore(StorePart):
         with self._db.read() as connection:
             return connection.execute(select(func.count()).where(over, failed, _ROWS.c.id > other)).scalar_one()
 
-    def advance_resize(
-        self, resize_id: int, state: ResizeState, detail: str = "", at: float | None = None
-    ) -> ResizeRow:
+    def advance(self, resize_id: int, state: ResizeState, detail: str = "", at: float | None = None) -> ResizeRow:
         """The resize has come to `state`; returns where it stands. Raises NotFound.
 
         A phase that arrives twice or late changes nothing.
@@ -174,7 +173,7 @@ class ResizeStore(StorePart):
                     if state.closed:
                         values["open_job"] = None
                     connection.execute(update(_ROWS).where(_ROWS.c.id == resize_id), values)
-            return self._remembered(self.resize(resize_id))
+            return self._remembered(self.get(resize_id))
 
     def _remembered(self, resize: ResizeRow) -> ResizeRow:
         """The same, which the memory follows. Under the lock."""
@@ -204,7 +203,6 @@ class ResizeStore(StorePart):
             return [_row(row) for row in reading.execute(query).all()]
 
     def _forget(self, job_id: int) -> None:
-        super()._forget(job_id)
         with self._db.lock:
             self._open = None
             if self._closed is not None:

@@ -16,8 +16,10 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select
 
 from .. import schema
+from ..engine import Database
+from .base import Ended, StorePart
 from .observations import MOST
-from .reports import ReportsPart
+from .reports import Reports
 
 STEP = 5_000
 """Reports that one transaction rolls up."""
@@ -31,8 +33,12 @@ _REPORTS, _ROLLUPS = schema.reports, schema.rollups
 _KEY = ("job_id", "gpus", "nodes", "batch", "micro_batch", "accumulation")
 
 
-class Retention(ReportsPart):
+class Retention(StorePart):
     """Rolls up and prunes."""
+
+    def __init__(self, database: Database, ended: Ended, reports: Reports) -> None:
+        super().__init__(database, ended)
+        self._reports = reports
 
     def roll_up(self, before: float) -> int:
         """Replace the reports of whole hours that ended before this time by hourly records; returns how many went."""
@@ -46,7 +52,7 @@ class Retention(ReportsPart):
                     return gone
         finally:
             if gone:
-                self._rolled_up(limit)
+                self._reports.rolled_up(limit)
 
     def prune(self, before: float) -> int:
         """Forget jobs that ended before this time, with all that is theirs, and older events; returns how many jobs."""
@@ -62,7 +68,7 @@ class Retention(ReportsPart):
                     return gone
             gone += len(numbers)
             for number in numbers:
-                self._forget(number)
+                self._ended(number)
 
     def prune_decisions(self, before: float, mode: str | None = None) -> int:
         """Forget decisions taken before this time, but for the last one of each job; returns how many. At most about

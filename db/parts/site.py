@@ -18,7 +18,7 @@ from slurm_elastic.protocol.messages import NOT_TRIED, Tried, Unreached
 from .. import schema
 from ..engine import Database
 from ..rows import HostPair, ProbeRow
-from .base import StorePart, record
+from .base import Ended, StorePart, record
 
 FORGET_S = 7 * 86400.0
 MOST = 1000
@@ -31,11 +31,11 @@ _PAIRS, _PROBED = schema.host_pairs, schema.probes
 class HostPairs(StorePart):
     """See the module."""
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
+    def __init__(self, database: Database, ended: Ended) -> None:
+        super().__init__(database, ended)
         self._pairs: tuple[HostPair, ...] | None = None
 
-    def host_pairs(self) -> tuple[HostPair, ...]:
+    def all(self) -> tuple[HostPair, ...]:
         """All of them."""
         with self._db.lock:
             if self._pairs is None:
@@ -43,7 +43,7 @@ class HostPairs(StorePart):
                     self._pairs = tuple(record(HostPair, row) for row in connection.execute(_IN_ORDER))
             return self._pairs
 
-    def note_unreached(self, user: str, pairs: Iterable[Unreached], at: float) -> list[HostPair]:
+    def note(self, user: str, pairs: Iterable[Unreached], at: float) -> list[HostPair]:
         """A resize of this user's has failed because of these; returns what is known of them now."""
         found = []
         with self._db.lock:
@@ -60,12 +60,12 @@ class HostPairs(StorePart):
 
     def note_reached(self, user: str, hosts: Collection[str]) -> None:
         """These train in one world of this user's: each reaches the others."""
-        self._forget_pairs([p for p in self.host_pairs() if p.user == user and p.host in hosts and p.other in hosts])
+        self._forget_pairs([p for p in self.all() if p.user == user and p.host in hosts and p.other in hosts])
 
-    def forget_hosts(self, host: str, other: str, users: Collection[str] | None) -> list[HostPair]:
+    def forget(self, host: str, other: str, users: Collection[str] | None) -> list[HostPair]:
         """Forget what these users' jobs found out about the two, or about the one and all others where `other` is
         empty. users: None for everybody. Returns what was forgotten."""
-        mine = (pair for pair in self.host_pairs() if users is None or pair.user in users)
+        mine = (pair for pair in self.all() if users is None or pair.user in users)
         named = {host, other} - {""}
         gone = [pair for pair in mine if named <= {pair.host, pair.other}]
         self._forget_pairs(gone)
@@ -85,11 +85,11 @@ class Probes(StorePart):
     """What `selastic probe` found, by the user whose jobs it counts for and by partition: the last one counts,
     of what it tried."""
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
+    def __init__(self, database: Database, ended: Ended) -> None:
+        super().__init__(database, ended)
         self._probes: tuple[ProbeRow, ...] | None = None
 
-    def probes(self) -> tuple[ProbeRow, ...]:
+    def all(self) -> tuple[ProbeRow, ...]:
         """All of them, in the order of users and partitions."""
         with self._db.lock:
             if self._probes is None:
@@ -101,10 +101,10 @@ class Probes(StorePart):
                 )
             return self._probes
 
-    def save_probe(self, row: ProbeRow) -> None:
+    def save(self, row: ProbeRow) -> None:
         """Keep what was found, in place of what was found there before; what was not tried stays as it was."""
         mine, before = _PROBED.c.user == row.user, dict[str, Tried]()
-        for known in self.probes():
+        for known in self.all():
             if (known.user, known.partition) == (row.user, row.partition):
                 before = {one.name: one for one in known.tried}
         tried = [before.get(one.name, one) if one.outcome == NOT_TRIED else one for one in row.tried]

@@ -21,7 +21,8 @@ from slurm_elastic.protocol.resize_state import ResizeState
 from .. import schema
 from ..engine import Database
 from ..rows import REQUEUE
-from .retention import Retention, joined
+from .base import Ended, StorePart
+from .retention import joined
 
 STEPS = tuple(
     str(kind)
@@ -54,11 +55,11 @@ class _Reached:
     ended: tuple[float, int] = (0.0, 0)
 
 
-class Thinning(Retention):
+class Thinning(StorePart):
     """Thins what is old."""
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
+    def __init__(self, database: Database, ended: Ended) -> None:
+        super().__init__(database, ended)
         self._reached = _Reached()
 
     def thin(self, before: float, busy_s: float = BUSY_S) -> bool:
@@ -123,7 +124,7 @@ class Thinning(Retention):
                 _merge_allocations(connection, jobs)
                 _merge_hours(connection, jobs)
             for number in jobs:
-                self._forget(number)
+                self._ended(number)
             self._reached.ended = (rows[-1].end_time, rows[-1].job_id)
         return False
 

@@ -107,7 +107,7 @@ def _listening(app: Any) -> Iterator[str]:
 def _registrations(world: World) -> list[int]:
     """Registrations of root's job and of games', as the daemon's own record has them."""
     return [
-        sum(event.kind == "registered" for event in world.store.events(job))
+        sum(event.kind == "registered" for event in world.store.events.of(job))
         for job in (world.roots_job, world.games_job)
     ]
 
@@ -121,7 +121,7 @@ def test_the_owner_registers_and_reports(world: World) -> None:
     for call, job_id in ((world.root, world.roots_job), (world.games, world.games_job)):
         token = call.post(f"/v1/jobs/{job_id}/register", to_json(_trained_on(world.daemon, job_id)))["token"]
         assert call.post(f"/v1/jobs/{job_id}/reports", _reports(), token=token) == {"stored": 1}
-        assert world.store.last_report(job_id) is not None
+        assert world.store.reports.last(job_id) is not None
     assert _registrations(world) == [2, 2]
 
 
@@ -149,7 +149,7 @@ def test_a_second_user_cannot_report_for_anothers_job(world: World) -> None:
         world.games.get(f"/v1/jobs/{world.roots_job}/resize", token=own)
     with pytest.raises(TokenRefused):
         world.games.post(f"/v1/jobs/{world.roots_job}/reports", _reports(), token="x" * 43)
-    assert world.store.last_report(world.roots_job) is None
+    assert world.store.reports.last(world.roots_job) is None
 
 
 def test_a_second_user_cannot_pin_anothers_job(world: World) -> None:
@@ -157,7 +157,7 @@ def test_a_second_user_cannot_pin_anothers_job(world: World) -> None:
     body = json.dumps({"gpus": 2}).encode()
     with pytest.raises(NotAllowed, match="only its owner and admins may pin it"):
         world.games.post(f"/v1/jobs/{world.roots_job}/pin", body)
-    assert world.store.pinned(world.roots_job) is None
+    assert world.store.jobs.pinned(world.roots_job) is None
     assert world.games.post(f"/v1/jobs/{world.games_job}/pin", body)["pinned"] == 2
     assert world.root.post(f"/v1/jobs/{world.games_job}/pin", b'{"gpus": null}')["pinned"] is None
 
@@ -197,7 +197,7 @@ def test_a_credential_is_good_for_one_request_once(world: World) -> None:
     assert send(world.games.encode(made_for), f"/v1/jobs/{world.roots_job}/pin", body) == 401
     assert send(world.games.encode(b""), path, body) == 401
     assert send("MUNGE:AAAA:", path, body) == 401
-    assert world.store.pinned(world.games_job) == 2
+    assert world.store.jobs.pinned(world.games_job) == 2
 
 
 def test_a_failed_decode_names_nobody(world: World) -> None:
@@ -224,7 +224,7 @@ def test_a_token_dies_with_the_job(world: World, empty_sandbox: Sandbox) -> None
 
     def seen() -> bool:
         world.daemon.rounds.run()
-        job = world.store.job(job_id)
+        job = world.store.jobs.get(job_id)
         return job is not None and job.end_time is not None
 
     wait_until(seen, 60)

@@ -34,36 +34,36 @@ def url(sandbox: Sandbox) -> Iterator[str]:
 def test_the_store_keeps_on_a_server_what_it_keeps_in_a_file(url: str) -> None:
     """Job, allocation, pause, report, decision and resize come back from MariaDB as they were stored."""
     with Store.open(url) as store:
-        store.upsert_job(JOB)
-        store.set_in_use(7, 1, (PIECE,), 64, 1.0, pause_s=0.5)
-        store.submit_reports(7, [Report(1, 1.0, 4, 1, 64, 16, 1, 1, 0.1, 0.1, 640.0, 8, 512, 0)], 2.0).result()
-        store.save_decisions(1.0, [DecisionRow(7, 1.0, 4, 8, 64, 64, "grow_idle", None, None)])
-        ordered = store.begin_resize(Resize(0, 7, (PIECE,), (), 4, 64, "grow_idle", 60.0), 1.0)
-        store.advance_resize(ordered.id, ResizeState.DONE, at=3.0)
+        store.jobs.upsert(JOB)
+        store.allocations.note(7, 1, (PIECE,), 64, 1.0, pause_s=0.5)
+        store.reports.submit(7, [Report(1, 1.0, 4, 1, 64, 16, 1, 1, 0.1, 0.1, 640.0, 8, 512, 0)], 2.0).result()
+        store.decisions.save(1.0, [DecisionRow(7, 1.0, 4, 8, 64, 64, "grow_idle", None, None)])
+        ordered = store.resizes.begin(Resize(0, 7, (PIECE,), (), 4, 64, "grow_idle", 60.0), 1.0)
+        store.resizes.advance(ordered.id, ResizeState.DONE, at=3.0)
     with Store(url) as store:
-        used = store.in_use(7)
-        assert store.job(7) == JOB and used is not None and used.pieces == (PIECE,)
-        assert (store.mean_pause(7), store.first_sizes()) == (0.5, {7: (4, 64)})
-        assert [(row.step_time, row.count) for row in store.observations(7)] == [(0.1, 1)]
-        decision, last = store.decision(7), store.last_closed_resize(7)
+        used = store.allocations.in_use(7)
+        assert store.jobs.get(7) == JOB and used is not None and used.pieces == (PIECE,)
+        assert (store.allocations.mean_pause(7), store.allocations.first_sizes()) == (0.5, {7: (4, 64)})
+        assert [(row.step_time, row.count) for row in store.reports.observations(7)] == [(0.1, 1)]
+        decision, last = store.decisions.last(7), store.resizes.last_closed(7)
         assert decision is not None and decision.gpus_to == 8
         assert last is not None and (last.state, last.message) == ("done", ordered.message)
-        assert store.roll_up(1e9) == 1
+        assert store.retention.roll_up(1e9) == 1
 
 
 def test_what_is_old_is_thinned_on_a_server_as_in_a_file(url: str) -> None:
     """Of resizes that are long over the sums stay, the steps go; advice, single reports and jobs go by their age."""
     with Store.open(url) as store:
         lives(store, [7, 8], days=2, resizes=24)
-        store.end_job(7, "COMPLETED", 2 * DAY)
+        store.jobs.end(7, "COMPLETED", 2 * DAY)
         before, running = sums(store, 7), sums(store, 8)
-        assert store.thin(2 * DAY + 1)
+        assert store.thinning.thin(2 * DAY + 1)
         assert (sums(store, 7), sums(store, 8)) == (before, running)
-        assert (len(store.allocations(7)), len(store.allocations(8))) == (6, 48)
+        assert (len(store.allocations.rows(7)), len(store.allocations.rows(8))) == (6, 48)
         assert (count(store, "resizes"), count(store, "rollups")) == (2, 2 * 2 + 2 * 48)
-        assert store.prune_decisions(2 * DAY) == 2 * 46
-        assert store.prune(2 * DAY + 1) == 1 and count(store, "allocations") == 48
-        assert store.thin(2 * DAY + 1) and sums(store, 8) == running
+        assert store.retention.prune_decisions(2 * DAY) == 2 * 46
+        assert store.retention.prune(2 * DAY + 1) == 1 and count(store, "allocations") == 48
+        assert store.thinning.thin(2 * DAY + 1) and sums(store, 8) == running
 
 
 def test_hosts_that_share_a_server_take_turns(url: str) -> None:
@@ -76,7 +76,7 @@ def test_hosts_that_share_a_server_take_turns(url: str) -> None:
     others = [Lease(Database(url), name, name, 10.0, lambda: seconds) for name in "bcdef"]
     assert all(other.try_take() is not None for other in others)
     with Store(url, first.fence) as stale:
-        stale.upsert_job(JOB)
+        stale.jobs.upsert(JOB)
         seconds = 100.0
         threads = [threading.Thread(target=other.try_take) for other in others]
         for thread in threads:
@@ -85,7 +85,7 @@ def test_hosts_that_share_a_server_take_turns(url: str) -> None:
             thread.join(60)
         assert sorted(other.fence for other in others) == [0, 0, 0, 0, 2]
         with pytest.raises(LeaseLost, match="number 2, this one 1"):
-            stale.pin(7, 4)
-        assert stale.pinned(7) is None
+            stale.jobs.pin(7, 4)
+        assert stale.jobs.pinned(7) is None
     for lease in (first, *others):
         lease._db.close()

@@ -62,7 +62,7 @@ def test_one_stopped_through_its_lease_wakes_up_and_does_nothing(pair: tuple[Sel
     wait_until(lambda: first.jobs()[rigid].running, 60, lambda: first.log() + second.log())
     first.settles_at(job, 4)
     with Store(f"sqlite:///{first.state / 'selastic.db'}") as store:
-        leads = [event.detail["lease"] for event in store.events(0) if event.kind == "started"]
+        leads = [event.detail["lease"] for event in store.events.of(0) if event.kind == "started"]
     assert leads == [1, 2]
     seen = first.events(job)
     first.process.send_signal(signal.SIGCONT)

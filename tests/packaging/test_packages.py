@@ -251,8 +251,8 @@ def test_a_database_driver_is_installed_beside_the_daemon(installed: Root) -> No
 
 
 OPEN = "import sys; from slurm_elastic.db.store import Store; s = Store.open(sys.argv[1]); "
-EVENT = OPEN + "import time; s.add_event(7, 'pin', 'test', {'n': 1}, time.time()); s.close()"
-EVENTS = OPEN + "print([e.kind for e in s.events(7)]); s.close()"
+EVENT = OPEN + "import time; s.events.add(7, 'pin', 'test', {'n': 1}, time.time()); s.close()"
+EVENTS = OPEN + "print([e.kind for e in s.events.of(7)]); s.close()"
 
 
 def on_database(root: Root, code: str) -> str:

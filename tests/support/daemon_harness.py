@@ -111,9 +111,9 @@ class World:
             now = self.picture()
             quiet = quiet + 1 if now == before else 0
             before = now
-            if quiet > 8 and not self.store.open_resizes():
+            if quiet > 8 and not self.store.resizes.under_way():
                 return number
-        raise AssertionError(f"not settled after {rounds} rounds: {self.picture()}, {self.store.open_resizes()}")
+        raise AssertionError(f"not settled after {rounds} rounds: {self.picture()}, {self.store.resizes.under_way()}")
 
     def snapshot(self) -> Snapshot:
         """What there is, whether or not slurmctld answers."""
@@ -231,7 +231,7 @@ class Supervisor:
             self.batch / step_time, int(self.world.slurm.now), int(self.world.slurm.now) * 240, 0,
             noise_scale=self.noise_scale,
         )  # fmt: skip
-        self.world.store.submit_reports(self.job_id, [report], self.world.slurm.now).result()
+        self.world.store.reports.submit(self.job_id, [report], self.world.slurm.now).result()
 
     def _survive(self) -> None:
         """A piece that Slurm took away is trained without."""

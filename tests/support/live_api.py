@@ -35,11 +35,11 @@ class StoredController:
     rounds = WellRounds()
 
     def owner(self, job_id: int, asker: int) -> tuple[int, str] | None:
-        job = self.store.job(job_id)
+        job = self.store.jobs.get(job_id)
         return None if job is None or job.end_time is not None else (job.uid, job.user)
 
     def dry_plan(self) -> list[DecisionRow]:
-        return self.store.current_decisions()
+        return self.store.decisions.current()
 
     fairness = "account"
 

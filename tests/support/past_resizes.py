@@ -22,23 +22,23 @@ def lives(store: Store, job_ids: Iterable[int], days: int, resizes: int) -> None
     """Jobs that begin at 0 and are resized so often in each day, from one size to another of three; each measured by
     the hour."""
     for job_id in job_ids:
-        store.upsert_job(replace(JOB, job_id=job_id))
+        store.jobs.upsert(replace(JOB, job_id=job_id))
         pieces = [
             (replace(BASE, slurm_job_id=job_id),),
             (Piece(job_id, "base", ("n1",), 4),),
             (Piece(job_id, "base", ("n3",), 1),),
         ]
-        store.add_event(job_id, EventKind.REGISTERED, "supervisor", {}, 1.0)
-        store.set_in_use(job_id, 0, pieces[0], 64, 1.0, step=0, samples=0)
+        store.events.add(job_id, EventKind.REGISTERED, "supervisor", {}, 1.0)
+        store.allocations.note(job_id, 0, pieces[0], 64, 1.0, step=0, samples=0)
         for number in range(1, days * resizes):
             at = number * DAY / resizes
-            store.save_decisions(at, [replace(DECISION, job_id=job_id, at=at, gpus_to=number)])
-            order = store.begin_resize(replace(RESIZE, job_id=job_id), at)
+            store.decisions.save(at, [replace(DECISION, job_id=job_id, at=at, gpus_to=number)])
+            order = store.resizes.begin(replace(RESIZE, job_id=job_id), at)
             for state in STEPS:
-                store.advance_resize(order.id, state, at=at)
-                store.add_event(job_id, EventKind.of(state), "supervisor", {"resize": order.id}, at)
+                store.resizes.advance(order.id, state, at=at)
+                store.events.add(job_id, EventKind.of(state), "supervisor", {"resize": order.id}, at)
             held = pieces[number % 3]
-            store.set_in_use(
+            store.allocations.note(
                 job_id, number, held, 64, at, 0.5, "grow_idle", order.id, step=number * 10, samples=number * 640
             )
         reports = [
@@ -46,8 +46,8 @@ def lives(store: Store, job_ids: Iterable[int], days: int, resizes: int) -> None
             for hour in range(24 * days)
             for gpus in (4, 8)
         ]
-        store.submit_reports(job_id, reports, days * DAY).result()
-    store.roll_up(days * DAY)
+        store.reports.submit(job_id, reports, days * DAY).result()
+    store.retention.roll_up(days * DAY)
 
 
 def sums(store: Store, job_id: int) -> dict[tuple[int, int], list[float]]:

@@ -29,10 +29,10 @@ def acted(store: Store) -> None:
     _course(store, 11, START, chars, END - 600)
     _course(store, 12, START + 1800, [(0, 4, ""), (900, 8, "grow_share"), (6000, 4, "shrink_share")], END)
     _course(store, 13, START + 4000, [(0, 2, ""), (700, 4, "grow_idle")], END)
-    store.end_job(11, "COMPLETED", END - 600)
+    store.jobs.end(11, "COMPLETED", END - 600)
     for seconds, held, gpus in ((0, 4, 32), (5000, 8, 24), (7000, 4, 32)):
         evidence: dict[str, object] = {"pool": "p", "capacity_gpus": gpus}
-        store.save_decisions(START + seconds, [_decision(12, START + seconds, held, held, evidence)])
+        store.decisions.save(START + seconds, [_decision(12, START + seconds, held, held, evidence)])
 
 
 def advised(store: Store) -> None:
@@ -43,20 +43,20 @@ def advised(store: Store) -> None:
     speeds = {"speedup_from": 2.0, "speedup_to": 6.0, "pause_s": 1.0}
     fewer = {"speedup_from": 2.0, "speedup_to": 1.0, "pause_s": 1.0}
     room = fewer | {"for_jobs": [{"job_id": 99, "gpus": 2, "given": 2}]}
-    store.save_decisions(
+    store.decisions.save(
         START, [_decision(11, START, 4, 16, speeds), _decision(12, START, 8, 8, {"speedup_from": 3.0})]
     )
     later = START + 3600
-    store.save_decisions(later, [_decision(11, later, 4, 16, speeds, reason="grow_share")])
+    store.decisions.save(later, [_decision(11, later, 4, 16, speeds, reason="grow_share")])
     last = START + 7200
-    store.save_decisions(
+    store.decisions.save(
         last, [_decision(11, last, 4, 2, room, reason="shrink_for_job"), _decision(12, last, 8, 16, {})]
     )
 
 
 def _job(store: Store, job_id: int, user: str, uid: int, name: str, at: float) -> None:
     request = "elastic:gpus=2-32,batch=64-4096"
-    store.upsert_job(
+    store.jobs.upsert(
         JobRow(job_id, user, uid, name, "lab", "gpu", request, True, "keep_best", "", at - 60, at, None, "RUNNING")
     )
 
@@ -69,7 +69,7 @@ def _course(store: Store, job_id: int, begin: float, sizes: list[tuple[int, int,
         until = begin + sizes[number][0] if number < len(sizes) else end
         pieces = (Piece(job_id, "base", tuple(f"n{i}" for i in range(-(-gpus // 4))), min(4, gpus)),)
         pause = 0.2 + 0.1 * number if number > 1 else 0.0
-        store.set_in_use(job_id, number, pieces, 16 * gpus, at, pause, reason, step=step, samples=samples)
+        store.allocations.note(job_id, number, pieces, 16 * gpus, at, pause, reason, step=step, samples=samples)
         reports = []
         for minute in range(1, int((until - at) // 60)):
             speed = rate(gpus) * (1 + 0.02 * ((minute * 7) % 5 - 2))
@@ -79,7 +79,7 @@ def _course(store: Store, job_id: int, begin: float, sizes: list[tuple[int, int,
                 Report(number, at + 60 * minute, gpus, -(-gpus // 4), 16 * gpus, 16, 1, steps, 16 * gpus / speed,
                        17 * gpus / speed, speed, step, samples, 0)
             )  # fmt: skip
-        store.submit_reports(job_id, reports, until).result()
+        store.reports.submit(job_id, reports, until).result()
 
 
 def _decision(

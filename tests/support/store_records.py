@@ -32,7 +32,7 @@ JOB = JobRow(
 
 def one_job(store: Store) -> None:
     """Of which the other rows here are."""
-    store.upsert_job(JOB)
+    store.jobs.upsert(JOB)
 
 
 BASE = Piece(7, "base", ("n1", "n2"), 4, "a100")

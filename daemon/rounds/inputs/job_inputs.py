@@ -47,9 +47,9 @@ class JobInputs:
     ) -> dict[int, JobState]:
         """The inputs of these jobs, which must be all that run."""
         store, wanted = self._store, list(job_ids)
-        resized = store.resized_since(now - HOUR_S)
+        resized = store.allocations.resized_since(now - HOUR_S)
         known = {job_id: self._priors.of_job(job_id) for job_id in wanted if job_id in in_use}
-        seen = {job_id: tuple(store.observations(job_id)) for job_id in known}
+        seen = {job_id: tuple(store.reports.observations(job_id)) for job_id in known}
         models = self._fitted.of({job_id: (seen[job_id], prior.prior) for job_id, prior in known.items()})
         self._log_unfitted()
         likely, requeued = (self._costs.likely_s(known, requeue) for requeue in (False, True))
@@ -59,10 +59,10 @@ class JobInputs:
             if prior is None:
                 found[job_id] = JobState(resize=resizes.get(job_id), resized=resized.get(job_id, ()))
                 continue
-            report, (last, last_batch) = store.last_report(job_id), store.last_closed(job_id)
-            pinned = store.pinned(job_id)
+            report, (last, last_batch) = store.reports.last(job_id), store.resizes.last_of_each(job_id)
+            pinned = store.jobs.pinned(job_id)
             if pinned is not None and last is not None and last.state != ResizeState.DONE:
-                said = store.last_events([job_id], EventKind.PINNED).get(job_id)
+                said = store.events.last([job_id], EventKind.PINNED).get(job_id)
                 if said is not None and said.at > last.updated:
                     last = None  # the owner knows of it
             failed = last is not None and last.state == ResizeState.FAILED and not last.add
@@ -72,14 +72,14 @@ class JobInputs:
                 resized=resized.get(job_id, ()),
                 last=last,
                 last_batch=last_batch,
-                failures=store.failed_in_a_row(job_id) if failed else 0,
+                failures=store.resizes.failed_in_a_row(job_id) if failed else 0,
                 pinned=pinned,
                 observations=seen[job_id],
                 model=models.get(job_id),
                 unfitted=self._fitted.unfitted.get(job_id, ""),
-                pause_s=store.mean_pause(job_id),
-                requeue_s=store.mean_requeue(job_id),
-                batch_pause_s=store.mean_batch_pause(job_id),
+                pause_s=store.allocations.mean_pause(job_id),
+                requeue_s=store.allocations.mean_requeue(job_id),
+                batch_pause_s=store.allocations.mean_batch_pause(job_id),
                 likely_pause_s=likely.get(job_id),
                 likely_requeue_s=requeued.get(job_id),
                 reference=self._registry.reference(job_id),

@@ -54,7 +54,7 @@ class QueuedJobs:
         waiting = [job.job_id for job in roster.elastic.values() if job.base.pending and not job.base.restarts]
         known = self._changed
         new = [job_id for job_id in waiting if job_id not in known]
-        events = self._store.last_events(new, EventKind.RESUME) if new else {}
+        events = self._store.events.last(new, EventKind.RESUME) if new else {}
         read = {job_id: _changed(events.get(job_id)) for job_id in new}
         self._changed = {job_id: read[job_id] if job_id in read else known[job_id] for job_id in waiting}
         return {job_id: one for job_id, one in self._changed.items() if one is not None}
@@ -110,9 +110,9 @@ class QueuedJobs:
         if known is not None and now - known[0] < ANEW_S:
             return known[1]
         self._models = {key: one for key, one in self._models.items() if now - one[0] < ANEW_S}
-        last = self._store.youngest_named(user, name)
+        last = self._store.programs.youngest_named(user, name)
         prior = self._priors.of_job(last).prior if last is not None else self._priors.cluster().prior
-        seen = observations(self._store.observations(last)) if last is not None else ()
+        seen = observations(self._store.reports.observations(last)) if last is not None else ()
         try:
             model: Model = fit(seen, prior) if seen else unmeasured(prior)
         except ElasticError:

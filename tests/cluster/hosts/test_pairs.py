@@ -34,7 +34,7 @@ def test_a_pair_that_has_failed_three_times_is_left_out(hosts: HostsSandbox, mon
         selasticd.kill()
         with Store(f"sqlite:///{selasticd.state}/selastic.db") as store:
             for _ in range(2):
-                store.note_unreached("root", [Unreached("n2", "n3", address("n3"))], time.time())
+                store.host_pairs.note("root", [Unreached("n2", "n3", address("n3"))], time.time())
         selasticd.start()
         env = {"SELASTIC_CLIENT_CONF": str(selasticd.state / "client.json")}
         options = f"-N2 -w n1,n2 --gres=gpu:1 --time=30 --comment={REQUEST}"

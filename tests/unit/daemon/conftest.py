@@ -107,30 +107,30 @@ def report(clock: str, gpus: int, batch: int, rate: float, step: int, generation
 
 
 def _resized(store: Store) -> None:
-    store.upsert_job(job(1215, "alice", ALICE, name="resnet"))
-    store.set_in_use(1215, 1, (base(1215, "n1", "n2"),), 512, at("13:00:05"), step=0, samples=0)
+    store.jobs.upsert(job(1215, "alice", ALICE, name="resnet"))
+    store.allocations.note(1215, 1, (base(1215, "n1", "n2"),), 512, at("13:00:05"), step=0, samples=0)
     before = [report(f"13:{minute:02}:00", 4, 512, 800, minute * 90) for minute in range(11, 20)]
-    store.submit_reports(1215, before, at("13:19:01")).result()
-    store.save_decisions(at("13:20:35"), [_shrink()])
+    store.reports.submit(1215, before, at("13:19:01")).result()
+    store.decisions.save(at("13:20:35"), [_shrink()])
     order = Resize(0, 1215, (base(1215, "n1"),), (), 2, 256, Reason.SHRINK_FOR_JOB.value, 120)
-    made = store.begin_resize(order, at("13:20:35")).id
-    store.set_in_use(
+    made = store.resizes.begin(order, at("13:20:35")).id
+    store.allocations.note(
         *(1215, 2, (base(1215, "n1"),), 256, at("13:20:41"), 0.8, Reason.SHRINK_FOR_JOB.value, made),
         step=1850,
         samples=947200,
     )
-    store.advance_resize(made, ResizeState.RUNNING, at=at("13:20:41"))
-    store.advance_resize(made, ResizeState.DONE, at=at("13:20:44"))
+    store.resizes.advance(made, ResizeState.RUNNING, at=at("13:20:41"))
+    store.resizes.advance(made, ResizeState.DONE, at=at("13:20:44"))
     after = [report(f"13:{minute}:00", 2, 256, 496, 1850 + 90 * (minute - 20), 2) for minute in range(21, 25)]
-    store.submit_reports(1215, after, at("13:24:01")).result()
+    store.reports.submit(1215, after, at("13:24:01")).result()
     kept = DecisionRow(
         *(1215, at("13:21:00"), 2, 2, 256, 256, Reason.KEEP_COOLDOWN.value, 1.92, None),
         evidence={"cooldown_until": at("13:30:41"), "speedup_from": 1.922},
         mode="act",
     )
-    store.save_decisions(at("13:21:00"), [kept])
-    store.add_event(1215, "resize_issued", "selasticd", {"resize": made, "gpus": 2, "batch": 256}, at("13:20:35"))
-    store.add_event(1215, "resize_running", "supervisor", {"generation": 2, "pause_s": 0.8}, at("13:20:41"))
+    store.decisions.save(at("13:21:00"), [kept])
+    store.events.add(1215, "resize_issued", "selasticd", {"resize": made, "gpus": 2, "batch": 256}, at("13:20:35"))
+    store.events.add(1215, "resize_running", "supervisor", {"generation": 2, "pause_s": 0.8}, at("13:20:41"))
 
 
 def _shrink() -> DecisionRow:
@@ -156,35 +156,35 @@ def _shrink() -> DecisionRow:
 
 
 def _growing(store: Store) -> None:
-    store.upsert_job(job(1207, "alice", ALICE, name="chars", request="elastic:gpus=2-8,batch=256-1024"))
-    store.set_in_use(1207, 1, (base(1207, "n3"),), 256, at("13:00:07"), step=0, samples=0)
-    store.submit_reports(1207, [report("13:24:00", 2, 256, 410.5, 400)], at("13:24:01")).result()
+    store.jobs.upsert(job(1207, "alice", ALICE, name="chars", request="elastic:gpus=2-8,batch=256-1024"))
+    store.allocations.note(1207, 1, (base(1207, "n3"),), 256, at("13:00:07"), step=0, samples=0)
+    store.reports.submit(1207, [report("13:24:00", 2, 256, 410.5, 400)], at("13:24:01")).result()
     decision = DecisionRow(
         *(1207, at("13:24:30"), 2, 4, 256, 512, Reason.GROW_IDLE.value, 2.0, None),
         evidence={"idle_gpus": 2, "pause_s": 1.0, "pause_measured": False},
         mechanism="companion",
         mode="act",
     )
-    store.save_decisions(at("13:24:30"), [decision])
+    store.decisions.save(at("13:24:30"), [decision])
     order = Resize(0, 1207, (base(1207, "n3"),), (Shape(1, 2),), 4, 512, Reason.GROW_IDLE.value, 120)
-    made = store.begin_resize(order, at("13:24:30"))
+    made = store.resizes.begin(order, at("13:24:30"))
     resizing = DecisionRow(1207, at("13:24:40"), 2, 4, 256, 512, Reason.KEEP_RESIZING.value, None, None, mode="act")
-    store.save_decisions(at("13:24:40"), [resizing])
-    store.advance_resize(made.id, ResizeState.SUBMITTED, "companion 1222 is pending", at("13:24:31"))
+    store.decisions.save(at("13:24:40"), [resizing])
+    store.resizes.advance(made.id, ResizeState.SUBMITTED, "companion 1222 is pending", at("13:24:31"))
 
 
 def _others(store: Store) -> None:
-    store.upsert_job(job(1210, "alice", ALICE, name="old", start_time=at("10:00:00"), submit_time=at("09:59:00")))
-    store.set_in_use(1210, 1, (base(1210, "n5"),), 256, at("10:00:10"), step=0, samples=0)
-    store.end_job(1210, "COMPLETED", at("11:00:10"))
+    store.jobs.upsert(job(1210, "alice", ALICE, name="old", start_time=at("10:00:00"), submit_time=at("09:59:00")))
+    store.allocations.note(1210, 1, (base(1210, "n5"),), 256, at("10:00:10"), step=0, samples=0)
+    store.jobs.end(1210, "COMPLETED", at("11:00:10"))
     waiting = {"state": "PENDING", "start_time": None, "reason": Reason.WAITING.value}
-    store.upsert_job(job(1218, "bob", BOB, name="secret", request="elastic:gpus=2-4,batch=128-256", **waiting))
+    store.jobs.upsert(job(1218, "bob", BOB, name="secret", request="elastic:gpus=2-4,batch=128-256", **waiting))
     evidence = {"for_gpus": 2, "slurm_reason": "Resources", "next": "elastic jobs give up 2 GPUs for it"}
-    store.save_decisions(
+    store.decisions.save(
         at("13:20:35"),
         [DecisionRow(1218, at("13:20:35"), 0, 2, 0, 0, Reason.WAITING.value, None, None, evidence, mode="act")],
     )
-    store.upsert_job(
+    store.jobs.upsert(
         job(
             1220,
             "bob",
@@ -195,7 +195,7 @@ def _others(store: Store) -> None:
             detail="gpus=8-2 has its minimum above its maximum; accepted: gpus=MIN-MAX, MIN <= MAX",
         )
     )
-    store.upsert_job(job(1221, "alice", ALICE, name="bare", reason=Reason.KEEP_UNREGISTERED.value))
+    store.jobs.upsert(job(1221, "alice", ALICE, name="bare", reason=Reason.KEEP_UNREGISTERED.value))
 
 
 @pytest.fixture

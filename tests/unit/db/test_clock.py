@@ -70,12 +70,12 @@ def test_it_begins_where_the_database_ends(tmp_path: Path) -> None:
     stored by a wrong clock."""
     with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
         assert store.newest() == 0.0
-        store.upsert_job(JOB)
+        store.jobs.upsert(JOB)
         host = Host()
-        store.add_event(7, "test", "selasticd", {}, host.wall + HOUR)
+        store.events.add(7, "test", "selasticd", {}, host.wall + HOUR)
         host.clock.begin(store.newest())
         assert host.passes(10)[0] == pytest.approx(host.wall + HOUR, abs=10)
-        store.add_event(7, "test", "selasticd", {}, host.wall + 500 * DAY)
+        store.events.add(7, "test", "selasticd", {}, host.wall + 500 * DAY)
         host.clock.begin(store.newest())
         assert host.passes(10)[0] == pytest.approx(host.wall, abs=1e-3)
 
@@ -83,10 +83,10 @@ def test_it_begins_where_the_database_ends(tmp_path: Path) -> None:
 def test_an_end_in_the_future_is_now(tmp_path: Path) -> None:
     """Slurm's host has its clock set 500 days ahead, and a job ends: no GPU is booked for more than it ran."""
     with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
-        store.upsert_job(JOB)
+        store.jobs.upsert(JOB)
         began = steady_now() - HOUR
-        store.set_in_use(7, 1, (Piece(7, "base", ("n1",), 4),), 64, began)
-        store.upsert_job(replace(JOB, state="COMPLETED", end_time=began + 500 * DAY))
-        store.end_job(7, "COMPLETED", began + 500 * DAY)
-        [row] = store.allocations(7)
+        store.allocations.note(7, 1, (Piece(7, "base", ("n1",), 4),), 64, began)
+        store.jobs.upsert(replace(JOB, state="COMPLETED", end_time=began + 500 * DAY))
+        store.jobs.end(7, "COMPLETED", began + 500 * DAY)
+        [row] = store.allocations.rows(7)
         assert row.end is not None and HOUR <= row.end - row.start < DAY

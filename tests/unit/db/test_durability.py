@@ -45,20 +45,20 @@ def report(part):
     for i in itertools.count(begin):
         step = i * 8 + part
         one = Report(1, float(step), 4, 1, 64, 16, 1, 1, .1, .1, 640., step, step * 64, 0)
-        store.submit_reports(7, [one], 1e12).result()
+        store.reports.submit(7, [one], 1e12).result()
         said("report", step)
 
 def decide():
     for i in itertools.count(begin):
-        store.save_decisions(float(i), [DecisionRow(7, float(i), i, i + 1, 64, 64, "grow_idle", None, None)])
+        store.decisions.save(float(i), [DecisionRow(7, float(i), i, i + 1, 64, 64, "grow_idle", None, None)])
         said("decision", i)
-        number = store.begin_resize(Resize(0, 7, (), (), 4, 64, "grow_idle", 60.0), float(i)).id
+        number = store.resizes.begin(Resize(0, 7, (), (), 4, 64, "grow_idle", 60.0), float(i)).id
         said("resize", number)
-        store.advance_resize(number, ResizeState.DONE, "", float(i))
+        store.resizes.advance(number, ResizeState.DONE, "", float(i))
         said("closed", number)
 
-for resize in store.open_resizes():
-    store.advance_resize(resize.id, ResizeState.FAILED, "the daemon was killed", 0.0)
+for resize in store.resizes.under_way():
+    store.resizes.advance(resize.id, ResizeState.FAILED, "the daemon was killed", 0.0)
 said("ready")
 threads = [threading.Thread(target=report, args=(part,), daemon=True) for part in range(4)]
 for thread in threads: thread.start()
@@ -74,7 +74,7 @@ def test_kill_9_loses_nothing_acknowledged(url: str) -> None:
     """A writer under load is killed at random moments, again and again: every report, decision and resize that it was
     told is stored, is; the file is whole; and what was open can be closed by the next one."""
     with Store.open(url) as store:
-        store.upsert_job(JOB)
+        store.jobs.upsert(JOB)
     seed = random.randrange(1 << 30)
     chance, said = random.Random(seed), []
     for number in range(ROUNDS):
@@ -91,10 +91,10 @@ def test_kill_9_loses_nothing_acknowledged(url: str) -> None:
     check.close()
     with Store(url) as store:
         assert told["report"] <= {row.step for row in kept_reports(store, 7)}, f"seed {seed}"
-        assert told["decision"] <= {row.gpus_from for row in store.decisions(7, 10**9)}, f"seed {seed}"
-        states = {number: store.resize(number).state for number in told["resize"]}
+        assert told["decision"] <= {row.gpus_from for row in store.decisions.of(7, 10**9)}, f"seed {seed}"
+        states = {number: store.resizes.get(number).state for number in told["resize"]}
         assert all(states[number] == "done" for number in told["closed"]), f"seed {seed}"
-        assert len(store.open_resizes()) <= 1
+        assert len(store.resizes.under_way()) <= 1
 
 
 def _killed_after(url: str, begin: int, lines: int, seconds: float) -> list[list[str]]:
@@ -115,20 +115,20 @@ def _killed_after(url: str, begin: int, lines: int, seconds: float) -> list[list
 def test_a_full_disk_is_said_and_outlived(store: Store) -> None:
     """With no page left a report and a decision fail with the reason and the remedy; reading goes on; with space again
     so does writing, in the same process."""
-    store.submit_reports(7, [report(1)], 1e6).result()
+    store.reports.submit(7, [report(1)], 1e6).result()
     with store._db.engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
     _limit_pages(store, 1)
     with pytest.raises(StoreError, match="the disk is full; free some space, nothing acknowledged was lost"):
-        store.submit_reports(7, [report(step) for step in range(10, 4000)], 1e6).result()
+        store.reports.submit(7, [report(step) for step in range(10, 4000)], 1e6).result()
     with pytest.raises(StoreError, match="the disk is full"):
         for number in range(1000):
-            store.add_event(7, "test", "selasticd", {"text": "x" * 1000}, float(number))
+            store.events.add(7, "test", "selasticd", {"text": "x" * 1000}, float(number))
     assert [row.step for row in kept_reports(store, 7)] == [1]
-    assert store.observations(7)[0].count == 1 and store.job(7) == JOB
+    assert store.reports.observations(7)[0].count == 1 and store.jobs.get(7) == JOB
     _limit_pages(store, 1 << 30)
-    store.submit_reports(7, [report(step) for step in range(10, 4000)], 1e6).result()
-    assert store.observations(7)[0].count == 3991
+    store.reports.submit(7, [report(step) for step in range(10, 4000)], 1e6).result()
+    assert store.reports.observations(7)[0].count == 3991
 
 
 def _limit_pages(store: Store, pages: int) -> None:
@@ -151,17 +151,17 @@ def test_a_really_full_disk(tmp_path: Path) -> None:
         pytest.skip("this container may not mount")
     try:
         with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
-            store.upsert_job(JOB)
+            store.jobs.upsert(JOB)
             filler = tmp_path / "filler"
             with pytest.raises(OSError, match="No space left"):
                 filler.write_bytes(b"x" * (4 << 20))
             with pytest.raises(StoreError, match="disk"):
                 for step in range(1, 10_000, 100):
-                    store.submit_reports(7, [report(step + i) for i in range(100)], 1e6).result()
+                    store.reports.submit(7, [report(step + i) for i in range(100)], 1e6).result()
             kept = len(kept_reports(store, 7))
-            assert store.job(7) == JOB
+            assert store.jobs.get(7) == JOB
             filler.unlink()
-            store.submit_reports(7, [report(step) for step in range(20_000, 20_100)], 1e6).result()
+            store.reports.submit(7, [report(step) for step in range(20_000, 20_100)], 1e6).result()
             assert len(kept_reports(store, 7)) == kept + 100
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
@@ -172,18 +172,18 @@ def test_a_locked_database_is_said_and_outlived(tmp_path: Path, monkeypatch: pyt
     once; reading goes on; and writing too when it is let go."""
     monkeypatch.setattr(engine, "BUSY_S", 0.2)
     with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
-        store.upsert_job(JOB)
+        store.jobs.upsert(JOB)
         other = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        futures = [store.submit_reports(7, [report(step)], 1e6) for step in range(1, 40)]
+        futures = [store.reports.submit(7, [report(step)], 1e6) for step in range(1, 40)]
         for future in futures:
             assert isinstance(future.exception(10), StoreError)
             assert "is held by another process" in str(future.exception())
-        assert store.job(7) == JOB and kept_reports(store, 7) == []
+        assert store.jobs.get(7) == JOB and kept_reports(store, 7) == []
         other.execute("ROLLBACK")
         other.close()
-        store.submit_reports(7, [report(step) for step in range(1, 40)], 1e6).result()
-        assert store.observations(7)[0].count == 39
+        store.reports.submit(7, [report(step) for step in range(1, 40)], 1e6).result()
+        assert store.reports.observations(7)[0].count == 39
 
 
 def test_a_client_hears_of_it_before_its_patience_is_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_a_client_hears_of_it_before_its_patience_is_over(store: Store, monkeypa
 
     def write() -> None:
         try:
-            store.add_event(7, "test", "selasticd", {}, 1.0)
+            store.events.add(7, "test", "selasticd", {}, 1.0)
         except StoreError as error:
             failed.append(error)
 
@@ -204,7 +204,7 @@ def test_a_client_hears_of_it_before_its_patience_is_over(store: Store, monkeypa
         thread = threading.Thread(target=write)
         thread.start()
         thread.join(60)
-    assert "is busy" in str(failed[0]) and not store.events(7)
+    assert "is busy" in str(failed[0]) and not store.events.of(7)
     write()
     assert len(failed) == 1 and store.trouble == ""
 
@@ -215,10 +215,10 @@ def test_trouble_is_remembered_until_something_is_written(store: Store) -> None:
     for _ in range(2):
         with pytest.raises(StoreError, match="the disk is full"):
             for number in range(1000):
-                store.add_event(7, "test", "selasticd", {"text": "x" * 1000}, float(number))
+                store.events.add(7, "test", "selasticd", {"text": "x" * 1000}, float(number))
         assert "the disk is full" in store.trouble
     _limit_pages(store, 1 << 30)
-    store.add_event(7, "test", "selasticd", {}, 1.0)
+    store.events.add(7, "test", "selasticd", {}, 1.0)
     assert store.trouble == ""
 
 
@@ -249,11 +249,11 @@ def test_a_reader_does_not_wait_for_a_writer(store: Store) -> None:
         seen: list[str] = []
 
         def read() -> None:
-            job = store.job(7)
+            job = store.jobs.get(7)
             seen.append(job.name if job else "")
 
         thread = threading.Thread(target=read)
         thread.start()
         thread.join(5)
         assert seen == [JOB.name]
-    assert json.dumps(store.job(7).name) == '"changed"'  # type: ignore[union-attr]
+    assert json.dumps(store.jobs.get(7).name) == '"changed"'  # type: ignore[union-attr]

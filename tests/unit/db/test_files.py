@@ -184,7 +184,7 @@ def test_the_database_is_its_owners_alone(tmp_path: Path) -> None:
     try:
         for _ in range(2):
             with Store.open(f"sqlite:///{path}") as store:
-                store.upsert_job(JOB)
+                store.jobs.upsert(JOB)
                 modes = {place.name: place.stat().st_mode & 0o777 for place in tmp_path.iterdir()}
                 assert modes == dict.fromkeys(("selastic.db", "selastic.db-wal", "selastic.db-shm"), 0o600)
         path.chmod(0o644)

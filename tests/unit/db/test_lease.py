@@ -194,19 +194,19 @@ def test_a_stale_daemon_writes_nothing_more(url: str, database: Database) -> Non
     first = lease(database, "a", Clock())
     first.try_take()
     with Store(url, first.fence) as stale:
-        stale.upsert_job(JOB)
+        stale.jobs.upsert(JOB)
         lease(database, "a", Clock()).try_take()
         for write in (
-            lambda: stale.add_event(7, "shrink", "selasticd", {}, 1.0),
-            lambda: stale.pin(7, 4),
-            lambda: stale.mint_token(7, 1000),
-            lambda: stale.end_job(7, "COMPLETED", 2.0),
+            lambda: stale.events.add(7, "shrink", "selasticd", {}, 1.0),
+            lambda: stale.jobs.pin(7, 4),
+            lambda: stale.tokens.mint(7, 1000),
+            lambda: stale.jobs.end(7, "COMPLETED", 2.0),
             stale.confirm,
         ):
             with pytest.raises(LeaseLost, match=r"number 2, this one 1"):
                 write()
-        assert stale.events(7) == [] and stale.pinned(7) is None
-        assert stale.job(7) == JOB
+        assert stale.events.of(7) == [] and stale.jobs.pinned(7) is None
+        assert stale.jobs.get(7) == JOB
 
 
 def test_every_act_on_slurm_asks_first() -> None:

@@ -24,60 +24,60 @@ from slurm_elastic.protocol.resize_state import ResizeState
 
 def test_job_comes_back_as_it_was_stored(store: Store) -> None:
     """Every field of a job survives, and a job that nobody stored is None."""
-    assert store.job(7) == JOB
-    assert store.job(8) is None
+    assert store.jobs.get(7) == JOB
+    assert store.jobs.get(8) is None
     changed = dataclasses.replace(JOB, name="naïve \U0001f600", start_time=None, state="PENDING")
-    store.upsert_job(changed)
-    assert store.job(7) == changed
+    store.jobs.upsert(changed)
+    assert store.jobs.get(7) == changed
 
 
 def test_an_unchanged_job_costs_no_write(store: Store) -> None:
     """A round that sees the same jobs again leaves the disk alone, so a thousand of them cost nothing."""
     with store._db.read() as connection:
         before = connection.exec_driver_sql("PRAGMA data_version").scalar()
-        store.upsert_jobs([JOB] * 3)
+        store.jobs.upsert_all([JOB] * 3)
         assert connection.exec_driver_sql("PRAGMA data_version").scalar() == before
 
 
 def test_end_of_a_job_closes_what_belongs_to_it(store: Store) -> None:
     """After its end a job has no allocation, token, pin or open resize; the first end counts."""
-    store.set_in_use(7, 1, (BASE,), 64, at=10.0, reason="start")
-    token = store.mint_token(7, 1000)
-    store.pin(7, 4)
-    number = store.begin_resize(RESIZE, 11.0).id
-    store.end_job(7, "COMPLETED", 20.0)
-    store.end_job(7, "FAILED", 30.0)
-    job = store.job(7)
+    store.allocations.note(7, 1, (BASE,), 64, at=10.0, reason="start")
+    token = store.tokens.mint(7, 1000)
+    store.jobs.pin(7, 4)
+    number = store.resizes.begin(RESIZE, 11.0).id
+    store.jobs.end(7, "COMPLETED", 20.0)
+    store.jobs.end(7, "FAILED", 30.0)
+    job = store.jobs.get(7)
     assert job is not None and (job.state, job.end_time) == ("COMPLETED", 20.0)
-    assert store.jobs() == [] and len(store.jobs(active_only=False)) == 1
-    assert store.in_use(7) is None and store.pinned(7) is None and store.token_job(token) is None
-    assert [row.end for row in store.allocations()] == [20.0]
-    assert store.resize(number).state == "withdrawn" and store.open_resizes() == []
+    assert store.jobs.all() == [] and len(store.jobs.all(active_only=False)) == 1
+    assert store.allocations.in_use(7) is None and store.jobs.pinned(7) is None and store.tokens.job_of(token) is None
+    assert [row.end for row in store.allocations.rows()] == [20.0]
+    assert store.resizes.get(number).state == "withdrawn" and store.resizes.under_way() == []
 
 
 @pytest.mark.parametrize("state", ["CANCELLED by 1000", "COMPLETED", "NODE_FAIL"])
 def test_a_job_seen_ended_is_ended(store: Store, state: str) -> None:
     """A snapshot that shows a job as over ends it as `end_job` does."""
-    token = store.mint_token(7, 1000)
-    store.set_in_use(7, 1, (BASE,), 64, at=10.0)
-    store.upsert_job(dataclasses.replace(JOB, state=state, end_time=33.0))
-    assert store.jobs() == [] and store.token_job(token) is None
-    assert [row.end for row in store.allocations()] == [33.0]
+    token = store.tokens.mint(7, 1000)
+    store.allocations.note(7, 1, (BASE,), 64, at=10.0)
+    store.jobs.upsert(dataclasses.replace(JOB, state=state, end_time=33.0))
+    assert store.jobs.all() == [] and store.tokens.job_of(token) is None
+    assert [row.end for row in store.allocations.rows()] == [33.0]
 
 
 def test_a_requeued_job_is_active_again(store: Store) -> None:
     """Slurm runs a requeued job under its old id."""
-    store.end_job(7, "PREEMPTED", 20.0)
-    store.upsert_job(dataclasses.replace(JOB, state="PENDING"))
-    assert [job.job_id for job in store.jobs()] == [7]
+    store.jobs.end(7, "PREEMPTED", 20.0)
+    store.jobs.upsert(dataclasses.replace(JOB, state="PENDING"))
+    assert [job.job_id for job in store.jobs.all()] == [7]
 
 
 def test_who_was_there_in_a_time(store: Store) -> None:
     """A job counts from its submission to its end, at both of which it is there no more than not."""
-    store.upsert_jobs([dataclasses.replace(JOB, job_id=9, submit_time=50.0)])
-    store.upsert_jobs([dataclasses.replace(JOB, job_id=8, submit_time=10.0, state="COMPLETED", end_time=20.0)])
-    store.end_job(7, "COMPLETED", 5.0)
-    found = [[job.job_id for job in store.jobs_within(*time)] for time in ((0, 10), (15, 50), (20, 50), (15, 51))]
+    store.jobs.upsert_all([dataclasses.replace(JOB, job_id=9, submit_time=50.0)])
+    store.jobs.upsert_all([dataclasses.replace(JOB, job_id=8, submit_time=10.0, state="COMPLETED", end_time=20.0)])
+    store.jobs.end(7, "COMPLETED", 5.0)
+    found = [[job.job_id for job in store.jobs.within(*time)] for time in ((0, 10), (15, 50), (20, 50), (15, 51))]
     assert found == [[7], [8], [], [8, 9]]
 
 
@@ -87,198 +87,200 @@ def test_jobs_are_remembered_as_the_database_has_them(store: Store, url: str) ->
     for number in range(60):
         job_id = chance.randint(1, 8)
         if chance.random() < 0.3:
-            store.end_job(job_id, "COMPLETED", float(number))
+            store.jobs.end(job_id, "COMPLETED", float(number))
         else:
             states = chance.choices(("PENDING", "RUNNING", "CANCELLED by 1000"), k=2)
             rows = [dataclasses.replace(JOB, job_id=job_id + i, state=state) for i, state in enumerate(states)]
-            store.upsert_jobs(rows)
+            store.jobs.upsert_all(rows)
         with Store(url) as other:
-            assert store.jobs() == other.jobs()
+            assert store.jobs.all() == other.jobs.all()
 
 
 def test_token_speaks_for_its_job_alone(store: Store, url: str) -> None:
     """A token names its job, is stored only as a digest, and dies when the id belongs to another user."""
-    token = store.mint_token(7, 1000)
-    assert store.token_job(token) == 7 and store.token_job(token + "x") is None and store.token_job("") is None
+    token = store.tokens.mint(7, 1000)
+    assert (
+        store.tokens.job_of(token) == 7 and store.tokens.job_of(token + "x") is None and store.tokens.job_of("") is None
+    )
     assert token.encode() not in Path(store._db.name).read_bytes()
     assert token.encode() not in Path(store._db.name + "-wal").read_bytes()
-    store.upsert_job(dataclasses.replace(JOB, uid=2000, user="bob"))
-    assert store.token_job(token) is None
+    store.jobs.upsert(dataclasses.replace(JOB, uid=2000, user="bob"))
+    assert store.tokens.job_of(token) is None
 
 
 def test_only_the_newest_tokens_live(store: Store) -> None:
     """Two threads may register at once, but tokens do not pile up."""
-    tokens = [store.mint_token(7, 1000) for _ in range(6)]
-    assert [store.token_job(token) for token in tokens] == [None, None, 7, 7, 7, 7]
+    tokens = [store.tokens.mint(7, 1000) for _ in range(6)]
+    assert [store.tokens.job_of(token) for token in tokens] == [None, None, 7, 7, 7, 7]
 
 
 def test_token_survives_a_restart(store: Store, url: str) -> None:
     """A daemon that is started again knows its supervisors."""
-    token = store.mint_token(7, 1000)
+    token = store.tokens.mint(7, 1000)
     store.close()
     with Store(url) as again:
-        assert again.token_job(token) == 7
+        assert again.tokens.job_of(token) == 7
 
 
 def test_pin(store: Store) -> None:
     """A pin is set, changed and let go."""
-    assert store.pinned(7) is None
-    store.pin(7, 4)
-    store.pin(7, 2)
-    assert store.pinned(7) == 2
-    store.pin(7, None)
-    assert store.pinned(7) is None
+    assert store.jobs.pinned(7) is None
+    store.jobs.pin(7, 4)
+    store.jobs.pin(7, 2)
+    assert store.jobs.pinned(7) == 2
+    store.jobs.pin(7, None)
+    assert store.jobs.pinned(7) is None
 
 
 def test_allocation_rows_follow_what_is_in_use(store: Store) -> None:
     """A row for each size: the old one ends where the new one begins; saying the same again begins none."""
-    store.set_in_use(7, 1, (BASE,), 64, at=10.0, reason="start")
-    store.set_in_use(7, 1, (BASE,), 64, at=15.0, reason="start")
-    used = store.in_use(7)
+    store.allocations.note(7, 1, (BASE,), 64, at=10.0, reason="start")
+    store.allocations.note(7, 1, (BASE,), 64, at=15.0, reason="start")
+    used = store.allocations.in_use(7)
     assert used is not None and (used.since, used.registered_at, used.gpus) == (10.0, 15.0, 8)
-    store.set_in_use(7, 2, (BASE, COMPANION), 640, at=20.0, pause_s=0.5, reason="grow_idle", resize=3)
-    first, second = store.allocations()
+    store.allocations.note(7, 2, (BASE, COMPANION), 640, at=20.0, pause_s=0.5, reason="grow_idle", resize=3)
+    first, second = store.allocations.rows()
     assert (first.start, first.end, first.gpus, first.node_list) == (10.0, 20.0, 8, "n1,n2")
     assert (second.start, second.end, second.gpus, second.nodes) == (20.0, None, 10, 3)
     assert (second.pause_s, second.reason, second.resize) == (0.5, "grow_idle", 3)
-    assert store.mean_pause(7) == 0.5 and store.all_in_use().keys() == {7}
-    used = store.in_use(7)
+    assert store.allocations.mean_pause(7) == 0.5 and store.allocations.all_in_use().keys() == {7}
+    used = store.allocations.in_use(7)
     assert used is not None and used.pieces == (BASE, COMPANION)
 
 
 def test_allocations_by_time_job_and_user(store: Store) -> None:
     """Rows are those that overlap the time asked for, of the job or the uid asked for."""
-    store.upsert_job(dataclasses.replace(JOB, job_id=9, uid=2000))
-    store.set_in_use(7, 1, (BASE,), 64, at=10.0)
-    store.set_in_use(7, 2, (BASE,), 128, at=20.0)
-    store.set_in_use(9, 1, (COMPANION,), 64, at=12.0)
-    assert [row.batch for row in store.allocations(start=20.0)] == [128, 64]
-    assert [row.job_id for row in store.allocations(end=12.0)] == [7]
-    assert [row.job_id for row in store.allocations(uid=2000)] == [9]
-    assert [row.generation for row in store.allocations(7, start=0.0, end=100.0)] == [1, 2]
+    store.jobs.upsert(dataclasses.replace(JOB, job_id=9, uid=2000))
+    store.allocations.note(7, 1, (BASE,), 64, at=10.0)
+    store.allocations.note(7, 2, (BASE,), 128, at=20.0)
+    store.allocations.note(9, 1, (COMPANION,), 64, at=12.0)
+    assert [row.batch for row in store.allocations.rows(start=20.0)] == [128, 64]
+    assert [row.job_id for row in store.allocations.rows(end=12.0)] == [7]
+    assert [row.job_id for row in store.allocations.rows(uid=2000)] == [9]
+    assert [row.generation for row in store.allocations.rows(7, start=0.0, end=100.0)] == [1, 2]
 
 
 def test_samples_of_a_row_are_its_own(store: Store) -> None:
     """Counters of the training are shared out exactly when the supervisor says where it stood at the change."""
-    store.set_in_use(7, 1, (BASE,), 64, at=10.0, step=0, samples=0)
-    store.submit_reports(7, [report(10), report(20)], 30.0).result()
-    store.set_in_use(7, 2, (BASE,), 128, at=40.0, step=25, samples=25 * 64)
-    store.submit_reports(7, [report(35, generation=2, batch=64)], 50.0).result()
-    assert [(row.steps, row.samples) for row in store.allocations()] == [(25, 1600), (10, 640)]
-    store.note_progress(7, 2, 40, 40 * 64)
-    assert store.allocations()[1].steps == 15
+    store.allocations.note(7, 1, (BASE,), 64, at=10.0, step=0, samples=0)
+    store.reports.submit(7, [report(10), report(20)], 30.0).result()
+    store.allocations.note(7, 2, (BASE,), 128, at=40.0, step=25, samples=25 * 64)
+    store.reports.submit(7, [report(35, generation=2, batch=64)], 50.0).result()
+    assert [(row.steps, row.samples) for row in store.allocations.rows()] == [(25, 1600), (10, 640)]
+    store.allocations.note_progress(7, 2, 40, 40 * 64)
+    assert store.allocations.rows()[1].steps == 15
 
 
 def test_a_late_report_counts_into_its_own_generation(store: Store) -> None:
     """A report that was held back and re-sent belongs to the world that made it."""
-    store.set_in_use(7, 1, (BASE,), 64, at=10.0, step=0, samples=0)
-    store.set_in_use(7, 2, (BASE,), 128, at=40.0)
-    store.submit_reports(7, [report(30, generation=1)], 50.0).result()
-    assert [row.steps for row in store.allocations()] == [30, 0]
+    store.allocations.note(7, 1, (BASE,), 64, at=10.0, step=0, samples=0)
+    store.allocations.note(7, 2, (BASE,), 128, at=40.0)
+    store.reports.submit(7, [report(30, generation=1)], 50.0).result()
+    assert [row.steps for row in store.allocations.rows()] == [30, 0]
 
 
 def test_work_done_again_after_a_restore_is_counted(store: Store) -> None:
     """A training that falls back to a checkpoint has a new row that begins at the checkpoint, not at the lost step."""
-    store.set_in_use(7, 1, (BASE,), 64, at=10.0, step=0, samples=0)
-    store.submit_reports(7, [report(100)], 100.0).result()
-    store.set_in_use(7, 2, (BASE,), 64, at=110.0)
-    store.submit_reports(7, [report(70, 120.0, generation=2), report(90, 130.0, generation=2)], 130.0).result()
-    assert [row.steps for row in store.allocations()] == [100, 30]
+    store.allocations.note(7, 1, (BASE,), 64, at=10.0, step=0, samples=0)
+    store.reports.submit(7, [report(100)], 100.0).result()
+    store.allocations.note(7, 2, (BASE,), 64, at=110.0)
+    store.reports.submit(7, [report(70, 120.0, generation=2), report(90, 130.0, generation=2)], 130.0).result()
+    assert [row.steps for row in store.allocations.rows()] == [100, 30]
 
 
 @pytest.mark.parametrize("counter", ["step", "samples"])
 def test_a_row_with_one_counter_alone_ends_like_any(store: Store, counter: str) -> None:
     """A supervisor may tell one and not the other: its next world, and its end, are stored all the same."""
-    store.set_in_use(7, 1, (BASE,), 64, at=10.0, **{counter: 5})
-    store.set_in_use(7, 2, (BASE,), 64, at=20.0)
-    store.clear_in_use(7, 30.0)
-    assert [row.end for row in store.allocations()] == [20.0, 30.0]
+    store.allocations.note(7, 1, (BASE,), 64, at=10.0, **{counter: 5})
+    store.allocations.note(7, 2, (BASE,), 64, at=20.0)
+    store.allocations.clear_in_use(7, 30.0)
+    assert [row.end for row in store.allocations.rows()] == [20.0, 30.0]
 
 
 def test_a_clock_set_back_ends_no_row_before_its_start(store: Store) -> None:
     """GPU-hours are never negative."""
-    store.set_in_use(7, 1, (BASE,), 64, at=100.0)
-    store.set_in_use(7, 2, (BASE,), 128, at=50.0)
-    assert store.allocations()[0].end == 100.0
+    store.allocations.note(7, 1, (BASE,), 64, at=100.0)
+    store.allocations.note(7, 2, (BASE,), 128, at=50.0)
+    assert store.allocations.rows()[0].end == 100.0
 
 
 def test_decisions_are_stored_when_they_change(store: Store) -> None:
     """A round that decides the same again adds no row, also after a restart; a new reason or size does, and is told."""
-    assert store.save_decisions(1.0, [DECISION]) == [DECISION]
-    assert store.save_decisions(2.0, [dataclasses.replace(DECISION, value=9.0)]) == []
-    assert [row.at for row in store.decisions(7)] == [1.0]
-    store._marks.clear()
-    assert store.decision_marks([7, 8]) == {7: DECISION.mark}
-    assert store.save_decisions(3.0, [DECISION]) == []
-    assert len(store.decisions(7)) == 1
+    assert store.decisions.save(1.0, [DECISION]) == [DECISION]
+    assert store.decisions.save(2.0, [dataclasses.replace(DECISION, value=9.0)]) == []
+    assert [row.at for row in store.decisions.of(7)] == [1.0]
+    store.decisions._marks.clear()
+    assert store.decisions.marks([7, 8]) == {7: DECISION.mark}
+    assert store.decisions.save(3.0, [DECISION]) == []
+    assert len(store.decisions.of(7)) == 1
     kept = dataclasses.replace(DECISION, gpus_from=8, reason="keep_best")
-    store.save_decisions(4.0, [kept])
-    assert store.decision(7) == dataclasses.replace(kept, at=4.0)
-    assert store.current_decisions() == [dataclasses.replace(kept, at=4.0)]
-    store.end_job(7, "COMPLETED", 5.0)
-    assert store.current_decisions() == [] and len(store.decisions(7)) == 2
+    store.decisions.save(4.0, [kept])
+    assert store.decisions.last(7) == dataclasses.replace(kept, at=4.0)
+    assert store.decisions.current() == [dataclasses.replace(kept, at=4.0)]
+    store.jobs.end(7, "COMPLETED", 5.0)
+    assert store.decisions.current() == [] and len(store.decisions.of(7)) == 2
 
 
 def test_a_number_that_json_lacks_is_unknown(store: Store) -> None:
     """Evidence with nan or inf is stored as null, so that no reader of the API meets broken JSON."""
     odd = dataclasses.replace(DECISION, gain=float("nan"), evidence={"gain": float("inf"), "sizes": (1, float("nan"))})
-    store.save_decisions(1.0, [odd])
-    row = store.decision(7)
+    store.decisions.save(1.0, [odd])
+    row = store.decisions.last(7)
     assert row is not None and row.gain is None and row.evidence == {"gain": None, "sizes": [1, None]}
 
 
 def test_a_resize_has_an_id_of_its_own(store: Store) -> None:
     """What was ordered comes back with its id; ids are not used again, also when a resize was the last."""
-    first = store.begin_resize(RESIZE, 5.0)
+    first = store.resizes.begin(RESIZE, 5.0)
     assert first.message == dataclasses.replace(RESIZE, id=first.id) and first.id > 0
-    assert store.resize_of(7) == store.resize(first.id) == first
-    store.advance_resize(first.id, ResizeState.DONE, at=6.0)
-    second = store.begin_resize(RESIZE, 7.0)
+    assert store.resizes.of(7) == store.resizes.get(first.id) == first
+    store.resizes.advance(first.id, ResizeState.DONE, at=6.0)
+    second = store.resizes.begin(RESIZE, 7.0)
     assert second.id > first.id
     with store._db.write() as connection:
         connection.exec_driver_sql("DELETE FROM resizes")
-    assert store.begin_resize(RESIZE, 8.0).id > second.id
+    assert store.resizes.begin(RESIZE, 8.0).id > second.id
 
 
 def test_ids_go_on_above_what_supervisors_know(store: Store) -> None:
     """A new or restored database begins below them, and a supervisor ignores what is not above."""
-    store.heard_of_resize(77)
-    first = store.begin_resize(RESIZE, 5.0)
+    store.resizes.heard_of(77)
+    first = store.resizes.begin(RESIZE, 5.0)
     assert first.id == 78
-    store.advance_resize(first.id, ResizeState.DONE, at=6.0)
-    store.heard_of_resize(3)
-    store.heard_of_resize(2**62)  # nobody can use up the numbers
-    assert store.begin_resize(RESIZE, 7.0).id == 79
+    store.resizes.advance(first.id, ResizeState.DONE, at=6.0)
+    store.resizes.heard_of(3)
+    store.resizes.heard_of(2**62)  # nobody can use up the numbers
+    assert store.resizes.begin(RESIZE, 7.0).id == 79
 
 
 def test_a_job_has_one_open_resize(store: Store) -> None:
     """A second resize of the same job is refused until the first is over."""
-    first = store.begin_resize(RESIZE, 5.0)
+    first = store.resizes.begin(RESIZE, 5.0)
     with pytest.raises(StoreError, match=rf"job 7 has resize {first.id} under way"):
-        store.begin_resize(RESIZE, 6.0)
-    store.advance_resize(first.id, ResizeState.FAILED, "no nodes", 7.0)
-    closed = store.last_closed_resize(7)
+        store.resizes.begin(RESIZE, 6.0)
+    store.resizes.advance(first.id, ResizeState.FAILED, "no nodes", 7.0)
+    closed = store.resizes.last_closed(7)
     assert closed is not None and (closed.state, closed.detail, closed.updated) == ("failed", "no nodes", 7.0)
-    store.begin_resize(RESIZE, 8.0)
+    store.resizes.begin(RESIZE, 8.0)
 
 
 def test_resizes_begin_together_but_for_those_of_jobs_that_have_one(store: Store) -> None:
     """One transaction for all of a round, with ids in their order; an open resize is left as it is."""
-    store.upsert_jobs([dataclasses.replace(JOB, job_id=job_id) for job_id in (8, 9)])
-    first, version = store.begin_resize(RESIZE, 5.0), store.version
-    begun, refused = store.begin_resizes([dataclasses.replace(RESIZE, job_id=job_id) for job_id in (8, 7, 9)], 6.0)
+    store.jobs.upsert_all([dataclasses.replace(JOB, job_id=job_id) for job_id in (8, 9)])
+    first, version = store.resizes.begin(RESIZE, 5.0), store.version
+    begun, refused = store.resizes.begin_all([dataclasses.replace(RESIZE, job_id=job_id) for job_id in (8, 7, 9)], 6.0)
     assert [(row.job_id, row.id - first.id) for row in begun] == [(8, 1), (9, 2)]
     assert store.version == version + 1
-    assert [store.resize_of(job_id) for job_id in (7, 8, 9)] == [first, *begun]
+    assert [store.resizes.of(job_id) for job_id in (7, 8, 9)] == [first, *begun]
     assert refused == {7: f"job 7 has resize {first.id} under way; it ends before the next begins"}
-    assert store.begin_resizes([RESIZE], 7.0) == ([], refused) and store.begin_resizes([], 7.0) == ([], {})
+    assert store.resizes.begin_all([RESIZE], 7.0) == ([], refused) and store.resizes.begin_all([], 7.0) == ([], {})
 
 
 @pytest.mark.parametrize(("bad", "why"), [("unknown job", "has no record of that job"), ("rule", "breaks its rules")])
 def test_a_resize_that_the_database_refuses_keeps_no_other_from_beginning(store: Store, bad: str, why: str) -> None:
     """The others begin, all in one transaction, with ids one after the other; of the refused one nothing is left."""
-    store.upsert_jobs([dataclasses.replace(JOB, job_id=job_id) for job_id in (8, 9)])
-    assert store.resize_of(7) is None  # the open ones are in memory from here on
+    store.jobs.upsert_all([dataclasses.replace(JOB, job_id=job_id) for job_id in (8, 9)])
+    assert store.resizes.of(7) is None  # the open ones are in memory from here on
     refused_job = 10 if bad == "unknown job" else 8
     if bad == "rule":
         with store._db.write() as connection:
@@ -287,12 +289,12 @@ def test_a_resize_that_the_database_refuses_keeps_no_other_from_beginning(store:
                 "BEGIN SELECT RAISE(ABORT, 'CHECK constraint failed: no 8'); END"
             )
     version, jobs = store.version, (7, refused_job, 9)
-    begun, refused = store.begin_resizes([dataclasses.replace(RESIZE, job_id=job_id) for job_id in jobs], 6.0)
+    begun, refused = store.resizes.begin_all([dataclasses.replace(RESIZE, job_id=job_id) for job_id in jobs], 6.0)
     assert [row.job_id for row in begun] == [7, 9] and begun[1].id == begun[0].id + 1
     assert store.version == version + 1
     assert list(refused) == [refused_job] and why in refused[refused_job]
-    assert store.open_resizes() == begun == [store.resize_of(7), store.resize_of(9)]
-    assert store.resize_of(refused_job) is None
+    assert store.resizes.under_way() == begun == [store.resizes.of(7), store.resizes.of(9)]
+    assert store.resizes.of(refused_job) is None
 
 
 def test_where_the_database_takes_nothing_no_resize_begins(store: Store) -> None:
@@ -300,17 +302,17 @@ def test_where_the_database_takes_nothing_no_resize_begins(store: Store) -> None
     with store._db.write() as connection:
         connection.exec_driver_sql("ALTER TABLE resizes RENAME TO elsewhere")
     with pytest.raises(StoreError, match="no such table"):
-        store.begin_resizes([RESIZE], 6.0)
+        store.resizes.begin_all([RESIZE], 6.0)
     with store._db.write() as connection:
         connection.exec_driver_sql("ALTER TABLE elsewhere RENAME TO resizes")
-    assert store.open_resizes() == [] and store.begin_resizes([RESIZE], 7.0)[1] == {}
+    assert store.resizes.under_way() == [] and store.resizes.begin_all([RESIZE], 7.0)[1] == {}
 
 
 def test_a_resize_whose_commit_failed_after_it_was_on_the_disk_is_not_forgotten(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its supervisor gets it: what the disk holds is read again."""
-    assert store.resize_of(7) is None
+    assert store.resizes.of(7) is None
     write = store._db.write
 
     @contextlib.contextmanager
@@ -321,19 +323,19 @@ def test_a_resize_whose_commit_failed_after_it_was_on_the_disk_is_not_forgotten(
 
     monkeypatch.setattr(store._db, "write", broken)
     with pytest.raises(StoreError, match="lost"):
-        store.begin_resizes([RESIZE], 6.0)
+        store.resizes.begin_all([RESIZE], 6.0)
     monkeypatch.undo()
-    begun = store.resize_of(7)
-    assert begun is not None and store.open_resizes() == [begun]
+    begun = store.resizes.of(7)
+    assert begun is not None and store.resizes.under_way() == [begun]
 
 
 def test_events_of_many_jobs_are_written_together(store: Store) -> None:
     """Each job has its own."""
-    store.upsert_job(dataclasses.replace(JOB, job_id=8))
+    store.jobs.upsert(dataclasses.replace(JOB, job_id=8))
     version = store.version
-    store.add_events({7: {"resize": 1}, 8: {"resize": 2}}, EventKind.RESIZE_ISSUED, "selasticd", 3.0)
+    store.events.add_all({7: {"resize": 1}, 8: {"resize": 2}}, EventKind.RESIZE_ISSUED, "selasticd", 3.0)
     assert store.version == version + 1
-    assert [(store.events(job_id)[0].detail, store.events(job_id)[0].at) for job_id in (7, 8)] == [
+    assert [(store.events.of(job_id)[0].detail, store.events.of(job_id)[0].at) for job_id in (7, 8)] == [
         ({"resize": 1}, 3.0),
         ({"resize": 2}, 3.0),
     ]
@@ -341,32 +343,32 @@ def test_events_of_many_jobs_are_written_together(store: Store) -> None:
 
 def test_failures_in_a_row_are_counted(store: Store) -> None:
     """From the last resize that came about on, those of the job alone."""
-    assert store.failed_in_a_row(7) == 0
+    assert store.resizes.failed_in_a_row(7) == 0
     for state, count in (("failed", 1), ("failed", 2), ("done", 0), ("failed", 1)):
-        store.advance_resize(store.begin_resize(RESIZE, 5.0).id, ResizeState(state), at=6.0)
-        assert store.failed_in_a_row(7) == count
-    store.begin_resize(RESIZE, 7.0)
-    assert store.failed_in_a_row(7) == 1 and store.failed_in_a_row(8) == 0
+        store.resizes.advance(store.resizes.begin(RESIZE, 5.0).id, ResizeState(state), at=6.0)
+        assert store.resizes.failed_in_a_row(7) == count
+    store.resizes.begin(RESIZE, 7.0)
+    assert store.resizes.failed_in_a_row(7) == 1 and store.resizes.failed_in_a_row(8) == 0
 
 
 def test_resizes_only_go_forward(store: Store) -> None:
     """A phase that arrives late or twice changes nothing; what is closed stays closed."""
-    number = store.begin_resize(RESIZE, 5.0).id
-    assert store.advance_resize(number, ResizeState.READY, "", 6.0).state == "ready"
-    assert store.advance_resize(number, ResizeState.ACCEPTED, "", 7.0).state == "ready"
-    assert store.advance_resize(number, ResizeState.WITHDRAWN, "late", 8.0).open is False
-    late = store.advance_resize(number, ResizeState.RUNNING, "", 9.0)
+    number = store.resizes.begin(RESIZE, 5.0).id
+    assert store.resizes.advance(number, ResizeState.READY, "", 6.0).state == "ready"
+    assert store.resizes.advance(number, ResizeState.ACCEPTED, "", 7.0).state == "ready"
+    assert store.resizes.advance(number, ResizeState.WITHDRAWN, "late", 8.0).open is False
+    late = store.resizes.advance(number, ResizeState.RUNNING, "", 9.0)
     assert late.phases == (("issued", 5.0), ("ready", 6.0), ("withdrawn", 8.0)), "each with its time"
     with pytest.raises(NotFound, match="no resize 99"):
-        store.advance_resize(99, ResizeState.DONE)
+        store.resizes.advance(99, ResizeState.DONE)
 
 
 def test_events_are_kept_in_order(store: Store) -> None:
     """The record of a job outlives it and comes back in the order in which it was written."""
     for i in range(5):
-        store.add_event(7, f"k{i}", "selasticd", {"i": i}, 100.0 - i)
-    store.end_job(7, "COMPLETED", 5.0)
-    assert [event.kind for event in store.events(7, limit=3)] == ["k2", "k3", "k4"]
+        store.events.add(7, f"k{i}", "selasticd", {"i": i}, 100.0 - i)
+    store.jobs.end(7, "COMPLETED", 5.0)
+    assert [event.kind for event in store.events.of(7, limit=3)] == ["k2", "k3", "k4"]
 
 
 text = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), max_size=8)
@@ -388,13 +390,13 @@ shapes = st.builds(Shape, st.integers(1, 99), st.integers(1, 8), gpu_type=text, 
 def test_the_last_event_of_a_kind(store: Store) -> None:
     """Of each job that has one; job 3 has none."""
     for number, (job_id, kind) in enumerate([(1, "resume"), (2, "resume"), (1, "resume"), (1, "free"), (3, "free")]):
-        store.add_event(job_id, EventKind(kind), "selasticd", {"number": number}, 10.0 + number)
-    found = store.last_events([1, 2, 3], EventKind.RESUME)
+        store.events.add(job_id, EventKind(kind), "selasticd", {"number": number}, 10.0 + number)
+    found = store.events.last([1, 2, 3], EventKind.RESUME)
     assert {job_id: (event.detail["number"], event.at) for job_id, event in found.items()} == {
         1: (2, 12.0),
         2: (1, 11.0),
     }
-    assert store.last_events([], EventKind.RESUME) == {}
+    assert store.events.last([], EventKind.RESUME) == {}
 
 
 @given(st.lists(pieces).map(tuple), st.lists(shapes).map(tuple))
@@ -406,4 +408,4 @@ def test_pieces_and_shapes_come_back_as_they_were(held: tuple[Piece, ...], asked
 def test_what_belongs_to_an_unknown_job_is_refused(store: Store) -> None:
     """Foreign keys are on: nothing is stored for a job that is not."""
     with pytest.raises(StoreError, match="no record of that job"):
-        store.set_in_use(404, 1, (BASE,), 64, at=1.0)
+        store.allocations.note(404, 1, (BASE,), 64, at=1.0)

@@ -34,10 +34,10 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str,
     with Store.open(f"sqlite:///{tmp_path_factory.mktemp('store')}/a.db") as store:
         app = create_app(store, FakeController(), Settings(), Named(Settings()))
         http = TestClient(app, base_url="https://selasticd")
-        store.upsert_jobs([job(7, ADA, "ada")])
-        store.set_in_use(7, 1, (BASE,), 64, 10.0)
-        order = store.begin_resize(RESIZE, 1.0)
-        headers = {"Authorization": f"Bearer {store.mint_token(7, ADA)}"}
+        store.jobs.upsert_all([job(7, ADA, "ada")])
+        store.allocations.note(7, 1, (BASE,), 64, 10.0)
+        order = store.resizes.begin(RESIZE, 1.0)
+        headers = {"Authorization": f"Bearer {store.tokens.mint(7, ADA)}"}
         assert http.post("/v1/jobs/7/reports", content=to_json(Reports((REPORT,))), headers=headers).status_code == 202
         phase = to_json(Phase(order.id, "running", 2, (BASE,), 64, 5.0, pause_s=0.4))
         assert http.post("/v1/jobs/7/phases", content=phase, headers=headers).status_code == 200

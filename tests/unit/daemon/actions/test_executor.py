@@ -29,6 +29,7 @@ class Script:
         self.log: list[str] = []
         self.details: list[tuple[int, dict[str, object]]] = []
         self.now = NOW
+        self.events = self.resizes = self
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         self._answer(f"shrink {job_id} {','.join(nodes)}")
@@ -42,20 +43,20 @@ class Script:
         if answer is not None:
             raise answer
 
-    def add_event(self, job_id: int, kind: str, who: str, detail: dict[str, object], at: float) -> None:
+    def add(self, job_id: int, kind: str, who: str, detail: dict[str, object], at: float) -> None:
         self.log.append(f"event {kind}")
         self.details.append((job_id, detail))
 
-    def advance_resize(self, number: int, state: str, detail: str = "", at: float | None = None) -> None:
+    def advance(self, number: int, state: str, detail: str = "", at: float | None = None) -> None:
         self.log.append(f"resize {number} {state}")
 
     def executor(self, **more: object) -> Executor:
         return Executor(self, self, lambda: self.now, **more)  # type: ignore[arg-type]
 
-    def add_events(self, details: dict[int, dict[str, object]], kind: str, who: str, at: float) -> None:
+    def add_all(self, details: dict[int, dict[str, object]], kind: str, who: str, at: float) -> None:
         self.log += [f"event {kind}"] if details else []
 
-    def begin_resizes(self, resizes: Sequence[Resize], at: float) -> tuple[list[ResizeRow], dict[int, str]]:
+    def begin_all(self, resizes: Sequence[Resize], at: float) -> tuple[list[ResizeRow], dict[int, str]]:
         self.log.append("resizes begin")
         return [ResizeRow.issued(resize, at) for resize in resizes], {}
 

@@ -64,9 +64,9 @@ def with_token(token: str) -> dict[str, str]:
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
-        store.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
+        store.jobs.upsert_all([job(7, ADA, "ada"), job(8, BOB, "bob")])
         for job_id in (7, 8):
-            store.set_in_use(job_id, 1, (dataclasses.replace(BASE, slurm_job_id=job_id),), 64, 10.0)
+            store.allocations.note(job_id, 1, (dataclasses.replace(BASE, slurm_job_id=job_id),), 64, 10.0)
         controller = FakeController()
         settings = Settings(requests_per_s=5)
         app = create_app(store, controller, settings, Named(settings))
@@ -86,10 +86,10 @@ def test_registration_gives_a_token_for_that_job_alone(world: World) -> None:
     assert world.controller.calls[0][:2] == ("registered", 7)
     body = to_json(Reports((REPORT,)))
     assert world.http.post("/v1/jobs/7/reports", content=body, headers=with_token(token)).status_code == 202
-    assert world.store.last_report(7) == REPORT
+    assert world.store.reports.last(7) == REPORT
     refused = world.http.post("/v1/jobs/8/reports", content=body, headers=with_token(token))
     assert refused.status_code == 401 and "no such registration of job 8" in refused.json()["error"]
-    assert world.store.last_report(8) is None
+    assert world.store.reports.last(8) is None
 
 
 @pytest.mark.parametrize(("uid", "job_id", "status"), [(BOB, 7, 403), (ADA, 8, 403), (ROOT, 7, 403), (ADA, 99, 404)])
@@ -134,7 +134,7 @@ def test_a_supervisor_of_0_2_is_taken_where_it_ran_before(world: World, tmp_path
     """By plain HTTP only if its job registered before the upgrade; by TLS always. A token that was heard while the
     daemon was stopped is good for nothing when it is back; a supervisor of today ends all tokens of its job."""
     url, report = "https://x" if sealed else "http://x", to_json(Reports((REPORT,)))
-    heard = world.store.mint_token(7, ADA)
+    heard = world.store.tokens.mint(7, ADA)
 
     def started(**values: Any) -> TestClient:
         settings = Settings(**values)
@@ -184,7 +184,7 @@ def test_a_token_dies_with_its_job(world: World) -> None:
     """After the job's end its token is 401: register again, if it still runs."""
     token = world.token()
     world.http.get("/v1/jobs/7/resize", headers=with_token(token))
-    world.store.end_job(7, "COMPLETED", 50.0)
+    world.store.jobs.end(7, "COMPLETED", 50.0)
     assert world.http.get("/v1/jobs/7/resize", headers=with_token(token)).status_code == 401
 
 
@@ -219,7 +219,7 @@ def test_a_malformed_report_is_refused(world: World, body: bytes, status: int, s
     """One sentence naming what is wrong; nothing of the body is stored."""
     answer = world.http.post("/v1/jobs/7/reports", content=body, headers=with_token(world.token()))
     assert answer.status_code == status and sentence in answer.json()["error"]
-    assert world.store.last_report(7) is None
+    assert world.store.reports.last(7) is None
 
 
 def test_a_body_without_a_length_is_bounded_too(world: World) -> None:
@@ -309,9 +309,9 @@ def test_who_names_too_many_jobs_that_do_not_exist_has_to_wait(world: World) -> 
 
 def test_a_task_of_an_array_is_asked_for_by_its_name(world: World) -> None:
     """As Slurm names it; its record has both names, and one that never was is told by its name."""
-    row = world.store.job(7)
+    row = world.store.jobs.get(7)
     assert row is not None
-    world.store.upsert_job(dataclasses.replace(row, task_name="5_12"))
+    world.store.jobs.upsert(dataclasses.replace(row, task_name="5_12"))
     found = world.http.get("/v1/jobs/5_12", headers=as_uid(ADA)).json()
     assert (found["job_id"], found["task_name"]) == (7, "5_12")
     assert world.http.get("/v1/jobs/5_12/events", headers=as_uid(ADA)).status_code == 200
@@ -330,7 +330,7 @@ def test_anothers_reasons_are_private(world: World, path: str) -> None:
 def test_plans_are_redacted(world: World) -> None:
     """The last plan and a dry one show of another's job only its GPUs."""
     decision = DecisionRow(8, 1.0, 4, 2, 64, 64, "shrink_share", 1.0, 0.1)
-    world.store.save_decisions(1.0, [decision])
+    world.store.decisions.save(1.0, [decision])
     (stored,) = world.http.get("/v1/plan", headers=as_uid(ADA)).json()["jobs"]
     assert (stored["gpus_to"], stored["reason"], stored["user"]) == (2, None, None)
     mine, others = world.http.get("/v1/plan?dry_run=1", headers=as_uid(ADA)).json()["jobs"]
@@ -364,15 +364,15 @@ def test_pin(world: World) -> None:
     def pin(uid: int, gpus: object) -> httpx.Response:
         return world.http.post("/v1/jobs/7/pin", content=json.dumps({"gpus": gpus}), headers=as_uid(uid))
 
-    assert pin(ADA, 4).json() == {"job_id": 7, "pinned": 4, "out_of_reach": None} and world.store.pinned(7) == 4
+    assert pin(ADA, 4).json() == {"job_id": 7, "pinned": 4, "out_of_reach": None} and world.store.jobs.pinned(7) == 4
     assert pin(ADA, 6).json()["out_of_reach"] == "it can't come to that; sizes in reach: 2, 4"
-    assert pin(ADA, 4).status_code == 200 and world.store.pinned(7) == 4
-    assert pin(BOB, 2).status_code == 403 and world.store.pinned(7) == 4
-    assert pin(ROOT, None).status_code == 200 and world.store.pinned(7) is None
+    assert pin(ADA, 4).status_code == 200 and world.store.jobs.pinned(7) == 4
+    assert pin(BOB, 2).status_code == 403 and world.store.jobs.pinned(7) == 4
+    assert pin(ROOT, None).status_code == 200 and world.store.jobs.pinned(7) is None
     assert "nearest: 2, 4, 6" in pin(ADA, 3).json()["error"]
     for wrong in (0, -1, 1.5, True, "4", 10**9):
         assert pin(ADA, wrong).status_code == 400
-    kinds = [(event.kind, event.who) for event in world.store.events(7)]
+    kinds = [(event.kind, event.who) for event in world.store.events.of(7)]
     assert kinds == [("pinned", f"uid:{ADA}")] * 3 + [("unpinned", f"uid:{ROOT}")]
     assert ("wake", "pin") in world.controller.calls
     del world.controller.owners[7]
@@ -399,7 +399,7 @@ def test_hosts_that_reach_each_other_again(world: World) -> None:
     a round comes soon. What nobody knows of is 404, with the command that lists what is known."""
     for user in ("ada", "bob"):
         for _ in range(3):
-            world.store.note_unreached(user, [Unreached("n2", "n3", "10.0.0.3")], steady_now())
+            world.store.host_pairs.note(user, [Unreached("n2", "n3", "10.0.0.3")], steady_now())
 
     def seen(uid: int) -> list[tuple[str, bool]]:
         pairs = world.http.get("/v1/hosts", headers=as_uid(uid)).json()["pairs"]
@@ -415,7 +415,7 @@ def test_hosts_that_reach_each_other_again(world: World) -> None:
     assert [pair["user"] for pair in clear(ADA, "n3", "n2").json()["pairs"]] == ["ada"]
     assert seen(ADA) == [] and seen(ROOT) == [("bob", True)]
     assert clear(ROOT, "n2", "").status_code == 200 and seen(ROOT) == []
-    assert [(event.kind, event.who, event.detail) for event in world.store.events(0)] == [
+    assert [(event.kind, event.who, event.detail) for event in world.store.events.of(0)] == [
         ("hosts_cleared", f"uid:{ADA}", {"host": "n3", "other": "n2", "users": ["ada"]}),
         ("hosts_cleared", f"uid:{ROOT}", {"host": "n2", "other": "", "users": ["bob"]}),
     ]
@@ -425,8 +425,8 @@ def test_hosts_that_reach_each_other_again(world: World) -> None:
 def test_phases_are_the_jobs_own(world: World) -> None:
     """A phase of another job's resize is refused before the daemon hears of it."""
     headers = with_token(world.token())
-    own = world.store.begin_resize(dataclasses.replace(RESIZE, id=0), 1.0).id
-    others = world.store.begin_resize(dataclasses.replace(RESIZE, id=0, job_id=8), 1.0).id
+    own = world.store.resizes.begin(dataclasses.replace(RESIZE, id=0), 1.0).id
+    others = world.store.resizes.begin(dataclasses.replace(RESIZE, id=0, job_id=8), 1.0).id
 
     def send(resize_id: int, phase: str = "accepted") -> int:
         body = to_json(Phase(resize_id, phase, 1, (BASE,), 64, 5.0))

@@ -48,7 +48,7 @@ class Seen(FakeController):
 def serve(tmp_path: Path) -> Iterator[Callable[..., tuple[DaemonServer, int]]]:
     """Serves the API with these settings on a free port and the settings' Unix socket."""
     with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store, contextlib.ExitStack() as running:
-        store.upsert_jobs([job(7, os.geteuid(), "me"), job(8, BOB, "bob")])
+        store.jobs.upsert_all([job(7, os.geteuid(), "me"), job(8, BOB, "bob")])
 
         def start(**values: object) -> tuple[DaemonServer, int]:
             (tmp_path / "slurm.conf").write_text("ClusterName=x\n")
@@ -242,9 +242,9 @@ def test_private_data_hides_others_jobs(tmp_path: Path) -> None:
     roles.private = False
     assert not Authenticator(elsewhere, roles).viewer(ADA).private
     with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
-        store.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
-        store.set_in_use(8, 1, (), 64, 10.0)
-        store.save_decisions(1.0, [DecisionRow(8, 1.0, 4, 8, 64, 64, "grow_idle", None, None, mode="review")])
+        store.jobs.upsert_all([job(7, ADA, "ada"), job(8, BOB, "bob")])
+        store.allocations.note(8, 1, (), 64, 10.0)
+        store.decisions.save(1.0, [DecisionRow(8, 1.0, 4, 8, 64, 64, "grow_idle", None, None, mode="review")])
         hidden, seen = Viewer(ADA, False, True), Viewer(ADA)
         assert [row.job_id for row in reports.status(store, hidden, 9.0)] == [7]
         assert [row.job_id for row in reports.status(store, seen, 9.0)] == [7, 8]

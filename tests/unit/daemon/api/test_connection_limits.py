@@ -81,7 +81,7 @@ def test_a_user_is_answered_beside_a_flood_of_silent_connections(tmp_path: Path,
     answered is not ended for them."""
     settings = Settings(state_dir=str(tmp_path))
     with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store, contextlib.ExitStack() as held:
-        store.upsert_jobs([job(7, ADA, "ada")])
+        store.jobs.upsert_all([job(7, ADA, "ada")])
         app = create_app(store, FakeController(), settings, Named(settings))  # type: ignore[arg-type]
         _, port = held.enter_context(served(app, settings))
 
@@ -129,7 +129,7 @@ def test_a_flood_from_one_peer_is_refused_and_ends(
     local, cert, key = way == "Unix", *(self_signed(tmp_path) if way == "TLS" else ("", ""))
     settings = Settings(state_dir=str(tmp_path), listen_socket=str(tmp_path / "s"), tls_cert=cert, tls_key=key)
     with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store, contextlib.ExitStack() as held:
-        store.upsert_jobs([job(7, ADA, "ada")])
+        store.jobs.upsert_all([job(7, ADA, "ada")])
         app = create_app(store, FakeController(), settings, Named(settings))  # type: ignore[arg-type]
         server, port = held.enter_context(served(app, settings))
         wait_until(lambda: server.started, 60)

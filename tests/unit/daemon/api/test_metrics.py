@@ -41,12 +41,12 @@ def test_a_scrape_tells_sums_and_no_names(tmp_path: Path) -> None:
     with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
         settings = Settings()
         app = create_app(store, FakeController(), settings, Named(settings))
-        store.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
-        store.set_in_use(7, 1, (BASE,), 64, 10.0)
-        store.save_decisions(1.0, [DecisionRow(7, 1.0, 4, 4, 64, 64, "keep_best", None, None)])
-        store.begin_resize(RESIZE, 1.0)
+        store.jobs.upsert_all([job(7, ADA, "ada"), job(8, BOB, "bob")])
+        store.allocations.note(7, 1, (BASE,), 64, 10.0)
+        store.decisions.save(1.0, [DecisionRow(7, 1.0, 4, 4, 64, 64, "keep_best", None, None)])
+        store.resizes.begin(RESIZE, 1.0)
         http = TestClient(app, base_url="https://selasticd")
-        headers = {"Authorization": f"Bearer {store.mint_token(7, ADA)}"}
+        headers = {"Authorization": f"Bearer {store.tokens.mint(7, ADA)}"}
         assert http.post("/v1/jobs/7/reports", content=to_json(Reports((REPORT,))), headers=headers).status_code == 202
         http.get("/v1/jobs")
         told = scrape(http)
@@ -79,7 +79,7 @@ def test_sums_over_others_jobs_are_for_those_who_may_see_them(tmp_path: Path, hi
     with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
         settings = Settings(slurm_conf=str(conf))
         app = create_app(store, FakeController(), settings, Named(settings))
-        store.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
+        store.jobs.upsert_all([job(7, ADA, "ada"), job(8, BOB, "bob")])
         http = TestClient(app)
         everything = set(scrape(http, f"Test {ROOT}"))
         told = {name for name, _ in everything}

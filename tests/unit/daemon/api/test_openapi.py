@@ -55,15 +55,17 @@ def decision(at: float, before: int, after: int, reason: str = "grow_idle") -> D
 
 
 STORE = Store.open(SETTINGS.database_url)
-STORE.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
-STORE.set_in_use(7, 1, (BASE,), 64, 10.0)
-STORE.set_in_use(7, 2, (BASE, dataclasses.replace(BASE, slurm_job_id=9, kind="companion")), 128, 20.0, 1.5, "grow_idle")
-STORE.save_decisions(19.0, [decision(19.0, 4, 8), decision(25.0, 8, 4, "shrink_for_job")])
-STORE.begin_resize(dataclasses.replace(RESIZE, id=0), 25.0)
-STORE.submit_reports(7, [dataclasses.replace(REPORT, generation=2, gpus=8)], 30.0).result()
-STORE.add_event(7, "pinned", f"uid:{ADA}", {"gpus": 4}, 31.0)
-STORE.note_unreached("ada", [messages.Unreached("n2", "n3", "10.0.0.3")], 32.0)
-TOKEN = STORE.mint_token(7, ADA)
+STORE.jobs.upsert_all([job(7, ADA, "ada"), job(8, BOB, "bob")])
+STORE.allocations.note(7, 1, (BASE,), 64, 10.0)
+STORE.allocations.note(
+    7, 2, (BASE, dataclasses.replace(BASE, slurm_job_id=9, kind="companion")), 128, 20.0, 1.5, "grow_idle"
+)
+STORE.decisions.save(19.0, [decision(19.0, 4, 8), decision(25.0, 8, 4, "shrink_for_job")])
+STORE.resizes.begin(dataclasses.replace(RESIZE, id=0), 25.0)
+STORE.reports.submit(7, [dataclasses.replace(REPORT, generation=2, gpus=8)], 30.0).result()
+STORE.events.add(7, "pinned", f"uid:{ADA}", {"gpus": 4}, 31.0)
+STORE.host_pairs.note("ada", [messages.Unreached("n2", "n3", "10.0.0.3")], 32.0)
+TOKEN = STORE.tokens.mint(7, ADA)
 APP = create_app(STORE, Quick(), SETTINGS, Named(SETTINGS))
 # Too long (413) is a refusal of what is not accepted as good as 400.
 REFUSALS = ["400", "401", "403", "404", "405", "409", "413", "5xx"]

@@ -71,7 +71,7 @@ class World:
     def __init__(self, store: Store, app: Application, server: DaemonServer, port: int) -> None:
         self.store, self.app, self.server, self.port = store, app, server, port
         self.keys = {job_id: self.registered(job_id) for job_id in (7, 8)}
-        assert store.speaks_for(self.keys[7].name) == 7
+        assert store.tokens.speaks_for(self.keys[7].name) == 7
         self.taken: list[bool] = []
         """Of each message that the quick way has looked at, whether it took it."""
         take = app.intake.take
@@ -85,7 +85,7 @@ class World:
     def registered(self, job_id: int) -> JobKey:
         """Register as a supervisor does."""
         key = JobKey(b"", secrets.token_hex())
-        self.store.note_registration(job_id, ADA, key.name)
+        self.store.tokens.note_registration(job_id, ADA, key.name)
         self.app.callers.registered(job_id, JobProofs(b"", key.token))
         return key
 
@@ -128,8 +128,8 @@ def answer(connection: socket.socket) -> tuple[int, Any, HTTPMessage]:
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
-        store.upsert_jobs([job(7, ADA, "ada"), job(8, ADA, "ada")])
-        store.set_in_use(7, 1, (BASE,), 64, 10.0)
+        store.jobs.upsert_all([job(7, ADA, "ada"), job(8, ADA, "ada")])
+        store.allocations.note(7, 1, (BASE,), 64, 10.0)
         chosen = Settings(requests_per_s=2)
         app = create_app(store, FakeController(), chosen, Named(chosen))
         with served(app, chosen) as (server, port):
@@ -146,7 +146,7 @@ def test_the_quick_way_answers_as_the_other(world: World) -> None:
     status, said, headers = world.ask(later(20))
     assert (status, said, world.taken) == (202, {"stored": 1}, [True])
     assert headers["content-type"] == "application/json" and headers["date"]
-    last = world.store.last_report(7)
+    last = world.store.reports.last(7)
     assert last is not None and last.step == 20
     assert world.ask(later(20), 8)[0] == 401
     assert world.ask(later(20), 7, JobKey(b"", "x"))[0] == 401
@@ -160,7 +160,7 @@ def test_the_quick_way_answers_as_the_other(world: World) -> None:
             said_all.append(answer(kept))
     assert (said_all[-1][0], said_all[-1][1]) == (429, {"error": "too many requests; accepted: 0.2 per second"})
     assert said_all[-1][2]["retry-after"] and world.taken[-2:] == [True] * 2
-    world.store.end_job(7, "COMPLETED", 50.0)
+    world.store.jobs.end(7, "COMPLETED", 50.0)
     assert world.ask(later(20))[0] == 401
 
 
@@ -177,7 +177,7 @@ def test_a_report_that_was_heard_is_taken_once(world: World) -> None:
     with world.connected() as connection:
         connection.sendall(unsent)
         assert answer(connection)[0] == 401
-    last = world.store.last_report(7)
+    last = world.store.reports.last(7)
     assert last is not None and last.step == 20
 
 
@@ -216,7 +216,7 @@ def test_a_disk_that_refuses_is_said(world: World, monkeypatch: pytest.MonkeyPat
             raise StoreError("database cannot grow: the disk is full")
         told(StoreError("database cannot grow: the disk is full"))
 
-    monkeypatch.setattr(world.store, "store_reports", full)
+    monkeypatch.setattr(world.store.reports, "store", full)
     status, said, headers = world.ask(later(30))
     assert status == 503 and "disk is full" in said["error"] and headers["retry-after"] and world.taken == [True]
 
@@ -246,7 +246,7 @@ def test_messages_in_pieces_and_in_a_row(world: World) -> None:
 def test_a_report_under_way_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that is told to stop acknowledges what it stores; one whose caller has gone stores it all the same."""
     under_way: list[Any] = []
-    monkeypatch.setattr(world.store, "store_reports", lambda *given: under_way.append(given))
+    monkeypatch.setattr(world.store.reports, "store", lambda *given: under_way.append(given))
     with world.connected() as gone, world.connected() as kept:
         gone.sendall(world.request(later(20)))
         wait_until(lambda: len(under_way) == 1, 60)

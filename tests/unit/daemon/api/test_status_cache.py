@@ -27,7 +27,7 @@ from slurm_elastic.db.store import Store
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as made:
-        made.upsert_jobs([running(number) for number in (7, 8)])
+        made.jobs.upsert_all([running(number) for number in (7, 8)])
         yield made
 
 
@@ -47,9 +47,9 @@ def test_a_small_board_shows_every_change_at_once(store: Store, monkeypatch: pyt
     )  # the first one compiles its queries: a busy machine may call it large
     made = StatusCache(store)
     assert shown(made) == [7, 8]
-    store.upsert_job(running(9))
+    store.jobs.upsert(running(9))
     assert shown(made) == [7, 8, 9]
-    store.end_job(7, "COMPLETED", 5.0)
+    store.jobs.end(7, "COMPLETED", 5.0)
     assert shown(made) == [8, 9]
 
 
@@ -60,13 +60,13 @@ def test_a_large_board_is_not_waited_for(store: Store, monkeypatch: pytest.Monke
     made = StatusCache(store, lambda: now[0])
     assert shown(made) == [7, 8], "the first one is waited for"
     monkeypatch.setattr(status_cache, "whole", lambda *given: go.wait(60) and actual(*given))
-    store.upsert_job(running(9))
+    store.jobs.upsert(running(9))
     assert shown(made) == [7, 8], "a moment after it was made it is not made anew"
     now[0] += STALE_S / 2
     assert shown(made) == [7, 8] and shown(made) == [7, 8]
     go.set()
     wait_until(lambda: shown(made) == [7, 8, 9], 60, "the next board")
-    store.end_job(7, "COMPLETED", 5.0)
+    store.jobs.end(7, "COMPLETED", 5.0)
     now[0] += STALE_S
     assert shown(made) == [8, 9], "one that is too old is waited for"
 
@@ -78,7 +78,7 @@ def test_whoever_asks_once_waits_for_what_is(store: Store, monkeypatch: pytest.M
     made = StatusCache(store, lambda: now[0])
     for job in (9, 10):
         made._made()  # as it is made ahead
-        store.upsert_job(running(job))
+        store.jobs.upsert(running(job))
         now[0] += STALE_S / 2
         assert job in shown(made)
         now[0] += STALE_S
@@ -98,15 +98,15 @@ def test_an_answer_that_is_there_is_given_without_a_thread(
     assert made.ready(asked) is made.ready(asked) is first
     assert made.ready(Viewer(BOB)) is None, "nobody who sees this has asked"
     assert b'"own":true' not in made.json(Viewer(BOB)) and made.ready(asked) is first
-    store.upsert_job(running(9))
+    store.jobs.upsert(running(9))
     now[0] += STALE_S / 2
     made._made()
     renewed = made.ready(asked)
     assert renewed is not None and [row["job_id"] for row in json.loads(renewed)["jobs"]] == [7, 8, 9]
     now[0] += STALE_S - 0.1
-    store.upsert_job(running(10))
+    store.jobs.upsert(running(10))
     made._made()
-    store.upsert_job(running(11))
+    store.jobs.upsert(running(11))
     now[0] += STALE_S / 2
     assert made.ready(asked) is None
     assert 11 in [row["job_id"] for row in json.loads(made.json(asked))["jobs"]]
@@ -121,7 +121,7 @@ def test_whoever_asks_meanwhile_orders_no_second_board(
     made = StatusCache(store, lambda: now[0])
     assert shown(made) == [7, 8]
     monkeypatch.setattr(made, "_thread", SimpleNamespace(submit=orders.append))
-    store.upsert_job(running(9))
+    store.jobs.upsert(running(9))
     now[0] += STALE_S / 2
     assert [shown(made) for _ in range(5)] == [[7, 8]] * 5 and len(orders) == 1
     with monkeypatch.context() as broken:
@@ -166,7 +166,7 @@ def test_a_large_board_is_kept_ready_while_people_ask(store: Store, monkeypatch:
 )
 def test_everyone_sees_what_they_may(store: Store, viewer: Viewer) -> None:
     """The board's answer is the rows that the reports give this viewer, whoever asked before."""
-    store.upsert_job(dataclasses.replace(running(9), uid=BOB, user="bob"))
+    store.jobs.upsert(dataclasses.replace(running(9), uid=BOB, user="bob"))
     made = StatusCache(store, lambda: 100.0)
     for asking in (Viewer(ROOT, admin=True), Viewer(5), viewer, viewer):
         said = json.loads(made.json(asking))["jobs"]
@@ -179,25 +179,25 @@ def test_rows_that_are_kept_are_the_rows_made_anew(store: Store, monkeypatch: py
     monkeypatch.setattr(status_cache, "CHEAP_S", 60.0)  # on a busy machine five jobs may take more than that
     chance, now = random.Random(3), [100.0]
     made, numbers = StatusCache(store, lambda: now[0]), range(7, 12)
-    store.upsert_jobs([running(number) for number in numbers])
+    store.jobs.upsert_all([running(number) for number in numbers])
     viewers = (Viewer(ADA), Viewer(BOB), Viewer(BOB, private=True), Viewer(ROOT, admin=True))
     for step in range(80):
         number, what = chance.choice(numbers), chance.randrange(6)
         if what == 0:
             uid, start = chance.choice((ADA, BOB)), chance.choice((None, 2.0, 50.0))
-            store.upsert_job(dataclasses.replace(running(number), uid=uid, start_time=start, name='"elapsed_s":1,'))
+            store.jobs.upsert(dataclasses.replace(running(number), uid=uid, start_time=start, name='"elapsed_s":1,'))
         elif what == 1:
-            store.end_job(number, "COMPLETED", now[0])
+            store.jobs.end(number, "COMPLETED", now[0])
         elif what == 2:
-            store.set_in_use(number, step, (dataclasses.replace(BASE, slurm_job_id=number),), 64, now[0])
+            store.allocations.note(number, step, (dataclasses.replace(BASE, slurm_job_id=number),), 64, now[0])
         elif what == 3:
             report = dataclasses.replace(REPORT, step=step, at=now[0], samples_per_s=float(step))
-            store.submit_reports(number, [report], now[0]).result()
+            store.reports.submit(number, [report], now[0]).result()
         elif what == 4:
-            store.pin(number, chance.choice((None, 4)))
+            store.jobs.pin(number, chance.choice((None, 4)))
         else:
             reason = chance.choice(("keep_best", "grow_idle"))
-            store.save_decisions(now[0], [DecisionRow(number, now[0], 1, 2, 64, 64, reason, None, None)])
+            store.decisions.save(now[0], [DecisionRow(number, now[0], 1, 2, 64, 64, reason, None, None)])
         now[0] += 2.0
         for viewer in viewers:
             shown = [dataclasses.asdict(row) for row in reports.status(store, viewer, now[0])]
@@ -212,41 +212,41 @@ def test_a_rate_of_another_size_is_not_shown(store: Store) -> None:
         (row,) = [row for row in reports.status(store, Viewer(ADA), 100.0) if row.job_id == 7]
         return row.gpus, row.samples_per_s, row.step
 
-    store.set_in_use(7, 1, (BASE,), 64, 10.0)
-    store.submit_reports(7, [REPORT], 10.0).result()
+    store.allocations.note(7, 1, (BASE,), 64, 10.0)
+    store.reports.submit(7, [REPORT], 10.0).result()
     assert rate() == (4, 640.0, 10)
-    store.set_in_use(7, 2, (BASE,), 64, 20.0)
+    store.allocations.note(7, 2, (BASE,), 64, 20.0)
     assert rate() == (4, 640.0, 10)
-    store.set_in_use(7, 3, (dataclasses.replace(BASE, nodes=("n1", "n2")),), 64, 30.0)
+    store.allocations.note(7, 3, (dataclasses.replace(BASE, nodes=("n1", "n2")),), 64, 30.0)
     assert rate() == (8, None, 10)
     grown = dataclasses.replace(REPORT, generation=3, gpus=8, at=40.0, step=20, samples_per_s=1200.0)
-    store.submit_reports(7, [grown], 40.0).result()
+    store.reports.submit(7, [grown], 40.0).result()
     assert rate() == (8, 1200.0, 20)
 
 
 def test_standing_decisions_are_remembered(store: Store) -> None:
     """What a scrape and the board need of decisions is asked of the database once, and follows what is decided."""
     evidence = {"speedup_to": 2.0, "much": "more"}
-    store.save_decisions(1.0, [DecisionRow(7, 1.0, 1, 1, 64, 64, "keep_best", None, None, evidence, [{"gpus": 2}])])
-    store._standing.clear()
-    store.standing([7, 8])
+    store.decisions.save(1.0, [DecisionRow(7, 1.0, 1, 1, 64, 64, "keep_best", None, None, evidence, [{"gpus": 2}])])
+    store.decisions._standing.clear()
+    store.decisions.standing([7, 8])
     said: list[str] = []
     event.listen(store._db.engine, "before_cursor_execute", lambda *given: said.append(given[2]))
-    assert {job: row.reason for job, row in store.standing([7, 8]).items()} == {7: "keep_best"} and not said
-    store.save_decisions(2.0, [DecisionRow(8, 2.0, 1, 2, 64, 64, "grow_idle", None, None, evidence)])
+    assert {job: row.reason for job, row in store.decisions.standing([7, 8]).items()} == {7: "keep_best"} and not said
+    store.decisions.save(2.0, [DecisionRow(8, 2.0, 1, 2, 64, 64, "grow_idle", None, None, evidence)])
     said.clear()
-    found = store.standing([7, 8])
+    found = store.decisions.standing([7, 8])
     assert (found[7].evidence, found[7].alternatives, found[8].at) == ({"speedup_to": 2.0}, [], 2.0) and not said
-    store.end_job(8, "COMPLETED", 5.0)
-    assert list(store.standing([7])) == [7] and 8 not in store._standing
+    store.jobs.end(8, "COMPLETED", 5.0)
+    assert list(store.decisions.standing([7])) == [7] and 8 not in store.decisions._standing
 
 
 def test_standing_decisions_are_found_by_the_index(store: Store) -> None:
     """SQLite looks up each running job's youngest decision, and never through all that were ever taken."""
-    store.save_decisions(1.0, [DecisionRow(7, 1.0, 1, 1, 64, 64, "keep_best", None, None)])
+    store.decisions.save(1.0, [DecisionRow(7, 1.0, 1, 1, 64, 64, "keep_best", None, None)])
     said: list[str] = []
     event.listen(store._db.engine, "before_cursor_execute", lambda *given: said.append(given[2]))
-    assert [row.job_id for row in store.current_decisions()] == [7]
+    assert [row.job_id for row in store.decisions.current()] == [7]
     with store._db.read() as connection:
         plan = [
             row[3]

@@ -98,7 +98,7 @@ def test_the_supervisor_gives_it_back_within_a_few_rounds(tmp_path: Path) -> Non
     job.silent = True
     rigid = daemon.rigid()
     daemon.round(1.0)
-    (last,) = [daemon.store.last_closed_resize(job.job_id)]
+    (last,) = [daemon.store.resizes.last_closed(job.job_id)]
     assert last is not None and (last.state, last.detail) == ("overtaken", f"job {rigid} waits for its nodes")
     job.silent = False
     for _ in range(3):

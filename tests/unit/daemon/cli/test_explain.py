@@ -125,14 +125,14 @@ def test_what_holds_the_steps_back_is_told(
     story: Store, told: Callable[[int], str], viewer: Callable[..., Any], kind: str, sentence: str
 ) -> None:
     """As the last report has it, with what it costs and what to do; `status` has it too, for who may see the job."""
-    last = story.last_report(1215)
+    last = story.reports.last(1215)
     assert last is not None and "Held back" not in told(1215)
     named = replace(
         last,
         **{"at": last.at + 1, "step": last.step + 9, "comm_share": 0.02, "bottleneck": kind},
         **{"bottleneck_share": 0.45, "bottleneck_rank": 3, "bottleneck_node": "n2"},
     )
-    story.submit_reports(1215, [named], last.at + 1).result()
+    story.reports.submit(1215, [named], last.at + 1).result()
     assert sentence in " ".join(told(1215).split("Held back")[1].split())
     row = next(row for row in reports.status(story, viewer(0, admin=True), NOW) if row.job_id == 1215)
     assert (row.bottleneck, row.comm_share) == (kind, 0.02)
@@ -172,8 +172,8 @@ def test_a_resize_under_way_says_how_far_it_is(told: Callable[[int], str]) -> No
 def test_a_resize_whose_nodes_are_being_given_back_has_happened(story: Store, told: Callable[[int], str]) -> None:
     """Once the training has switched, the outcome is told as such, though Slurm may still hold what is given up."""
     order = Resize(0, 1215, (Piece(1215, "base", ("n1",), 2),), (), 2, 256, Reason.SHRINK_FOR_JOB.value, 60.0)
-    issued = story.begin_resize(order, at("13:20:10"))
-    story.advance_resize(issued.id, ResizeState.RUNNING, at=at("13:20:41"))
+    issued = story.resizes.begin(order, at("13:20:10"))
+    story.resizes.advance(issued.id, ResizeState.RUNNING, at=at("13:20:41"))
     assert told(1215).startswith("Job 1215 shrank from 4 to 2 GPUs at 13:20:41, batch 512 -> 256.\n")
 
 
@@ -188,7 +188,7 @@ def test_a_malformed_request_is_quoted_with_the_remedy(told: Callable[[int], str
 
 def test_why_a_job_was_not_managed_outlives_it(story: Store, told: Callable[[int], str]) -> None:
     """Whoever looks the next morning still reads what was wrong with the request, told as past."""
-    story.end_job(1220, "COMPLETED", at("13:24:00"))
+    story.jobs.end(1220, "COMPLETED", at("13:24:00"))
     text = " ".join(told(1220).split())
     assert text.startswith(
         "Job 1220 is over (COMPLETED) since 13:24:00; it was not managed: its elastic request cannot be used as it"
@@ -202,7 +202,7 @@ def test_why_a_job_was_not_managed_outlives_it(story: Store, told: Callable[[int
 
 def test_a_job_cancelled_in_the_queue_never_started(story: Store, told: Callable[[int], str]) -> None:
     """It is not blamed for lacking `selastic run`."""
-    story.end_job(1218, "CANCELLED", at("13:24:00"))
+    story.jobs.end(1218, "CANCELLED", at("13:24:00"))
     assert told(1218).startswith("Job 1218 is over (CANCELLED) since 13:24:00; it never started.\n")
 
 
@@ -244,7 +244,7 @@ def test_a_job_that_is_over_says_so(told: Callable[[int], str]) -> None:
 
 def test_a_resized_job_that_is_over_keeps_its_story(story: Store, viewer: Callable[..., Any]) -> None:
     """The last resize and its reasons are still told, and how it ended."""
-    story.end_job(1215, "COMPLETED", at("13:24:40"))
+    story.jobs.end(1215, "COMPLETED", at("13:24:40"))
     text = "\n".join(render(reports.explain(story, 1215, viewer(1000), NOW)))
     assert text.startswith("Job 1215 is over (COMPLETED) since 13:24:40; it trained on 4 -> 2 GPUs.\n")
     assert "Last        shrank from 4 to 2 GPUs at 13:20:41, batch 512 -> 256" in text
@@ -258,13 +258,13 @@ def steady(store: Store, **decision: Any) -> None:
         "request": "elastic:gpus=1-8,batch=128-1024", "managed": True, "reason": "keep_best", "detail": "",
         "submit_time": at("12:00:00"), "start_time": at("12:00:01"), "end_time": None, "state": "RUNNING",
     }  # fmt: skip
-    store.upsert_job(JobRow(**fields))
-    store.set_in_use(7, 1, (Piece(7, "base", ("n1",), 2),), 256, at("12:00:05"), step=0, samples=0)
+    store.jobs.upsert(JobRow(**fields))
+    store.allocations.note(7, 1, (Piece(7, "base", ("n1",), 2),), 256, at("12:00:05"), step=0, samples=0)
     values: dict[str, Any] = {
         "job_id": 7, "at": at("13:00:00"), "gpus_from": 2, "gpus_to": 2, "batch_from": 256, "batch_to": 256,
         "reason": "keep_best", "value": None, "gain": None, "mode": "act",
     }  # fmt: skip
-    store.save_decisions(at("13:00:00"), [DecisionRow(**(values | decision))])
+    store.decisions.save(at("13:00:00"), [DecisionRow(**(values | decision))])
 
 
 @pytest.mark.parametrize("reason", list(Reason))
@@ -279,11 +279,11 @@ def test_every_reason_is_told_in_its_own_words(reason: Reason, store: Store, vie
 def test_what_slurm_refuses_and_still_holds_is_told(store: Store, viewer: Callable[..., Any]) -> None:
     """In Slurm's words, with the time of the next try; nothing of it once that has come."""
     steady(store)
-    row = store.job(7)
+    row = store.jobs.get(7)
     assert row is not None
-    store.upsert_job(replace(row, held_gpus=4, task_name="5_2"))
+    store.jobs.upsert(replace(row, held_gpus=4, task_name="5_2"))
     error = "Slurm refused to change job 7: sizes are fixed here"
-    store.add_event(7, "refused", "selasticd", {"error": error, "again_in_s": 60.0}, NOW - 30)
+    store.events.add(7, "refused", "selasticd", {"error": error, "again_in_s": 60.0}, NOW - 30)
     text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
     assert text.startswith("Job 5_2 has kept 2 GPUs")
     assert "Slurm holds 4 GPUs for it, 2 more than it trains on" in text
@@ -310,7 +310,7 @@ def test_a_move_that_is_yet_to_come_is_told_as_such(store: Store, viewer: Callab
 def test_a_later_move_of_a_resized_job_is_told_beside_its_last(story: Store, viewer: Callable[..., Any]) -> None:
     """What happened stays the outcome; what the daemon would do now stands under Now, with its mode."""
     later = DecisionRow(1215, at("13:24:50"), 2, 4, 256, 512, "grow_idle", None, None, mode="review")
-    story.save_decisions(at("13:24:50"), [later])
+    story.decisions.save(at("13:24:50"), [later])
     text = "\n".join(render(reports.explain(story, 1215, viewer(1000), NOW)))
     assert text.startswith("Job 1215 shrank from 4 to 2 GPUs")
     now = "it is to grow from 2 to 4 GPUs, batch 256 -> 512: GPUs were idle and no waiting job could use them"
@@ -368,7 +368,7 @@ def test_a_size_that_is_only_tried_claims_no_gain(store: Store, viewer: Callable
 
 def test_what_a_resize_forbade_is_not_told_after_it(story: Store, viewer: Callable[..., Any]) -> None:
     """A decision not to touch a job while it was being resized is over with that resize."""
-    story.save_decisions(
+    story.decisions.save(
         at("13:20:42"), [DecisionRow(1215, at("13:20:42"), 2, 2, 256, 256, "keep_resizing", None, None, mode="act")]
     )
     facts = reports.explain(story, 1215, viewer(1000), NOW)
@@ -405,9 +405,9 @@ def test_evidence_of_another_form_is_not_known(junk: object, store: Store, viewe
 def test_a_failed_order_and_a_pin_are_told(store: Store, viewer: Callable[..., Any]) -> None:
     """What went wrong last, in the words of who failed, and how to undo a pin."""
     steady(store, reason="keep_failed", evidence={"blocked_until": at("13:40:00")})
-    order = store.begin_resize(Resize(0, 7, (), (), 4, 512, "grow_idle", 60), at("13:10:00"))
-    store.advance_resize(order.id, ResizeState.FAILED, "the companion did not start within 60 s", at("13:11:00"))
-    store.pin(7, 2)
+    order = store.resizes.begin(Resize(0, 7, (), (), 4, 512, "grow_idle", 60), at("13:10:00"))
+    store.resizes.advance(order.id, ResizeState.FAILED, "the companion did not start within 60 s", at("13:11:00"))
+    store.jobs.pin(7, 2)
     text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
     assert f"resize {order.id} to 4 GPUs failed: the companion did not start within 60 s" in text
     assert "not tried again before 13:40:00" in text
@@ -421,8 +421,8 @@ def test_what_the_site_refused_last_is_told(
 ) -> None:
     """A growth that was withdrawn is told with the words of whoever refused its companion."""
     steady(store, reason="keep_failed", evidence={"blocked_until": at("13:40:00")})
-    order = store.begin_resize(Resize(0, 7, (), (), 4, 512, "grow_idle", 60), at("13:10:00"))
-    store.advance_resize(order.id, state, "interactive jobs are not allowed; use sbatch", at("13:11:00"))
+    order = store.resizes.begin(Resize(0, 7, (), (), 4, 512, "grow_idle", 60), at("13:10:00"))
+    store.resizes.advance(order.id, state, "interactive jobs are not allowed; use sbatch", at("13:11:00"))
     text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
     assert f"resize {order.id} to 4 GPUs was {how}: interactive jobs are not allowed; use sbatch" in text
 
@@ -461,8 +461,8 @@ def test_reports_without_a_model_are_told(store: Store, viewer: Callable[..., An
 def test_a_hostile_detail_cannot_steer_the_terminal(store: Store, viewer: Callable[..., Any]) -> None:
     """What a supervisor wrote is shown without its control characters, and lines stay within a terminal's width."""
     steady(store)
-    order = store.begin_resize(Resize(0, 7, (), (), 4, 512, "grow_idle", 60), at("13:10:00"))
-    store.advance_resize(order.id, ResizeState.FAILED, "\x1b[2J" + "long words " * 40, at("13:11:00"))
+    order = store.resizes.begin(Resize(0, 7, (), (), 4, 512, "grow_idle", 60), at("13:10:00"))
+    store.resizes.advance(order.id, ResizeState.FAILED, "\x1b[2J" + "long words " * 40, at("13:11:00"))
     lines = render(reports.explain(store, 7, viewer(1000), NOW))
     assert all(line.isprintable() for line in lines)
     assert max(map(len, lines)) <= 110
@@ -481,7 +481,7 @@ def test_a_change_without_a_decision_is_given_no_cause(
 ) -> None:
     """A restart at another size that the daemon did not order is told as such, not with an invented reason."""
     steady(store)
-    store.set_in_use(7, 2, (Piece(7, "base", ("n1",), 1),), 256, at("13:05:00"), 3.0, code)
+    store.allocations.note(7, 2, (Piece(7, "base", ("n1",), 1),), 256, at("13:05:00"), 3.0, code)
     text = "\n".join(render(reports.explain(store, 7, viewer(1000), NOW)))
     assert text.startswith("Job 7 shrank from 2 to 1 GPU at 13:05:00, batch 256 as before.\n")
     assert said in text
@@ -490,6 +490,6 @@ def test_a_change_without_a_decision_is_given_no_cause(
 def test_a_cancelled_job_is_over(store: Store, viewer: Callable[..., Any]) -> None:
     """Slurm's `CANCELLED by 1000` is an end like any other."""
     steady(store)
-    store.end_job(7, "CANCELLED by 1000", at("13:20:00"))
+    store.jobs.end(7, "CANCELLED by 1000", at("13:20:00"))
     first = render(reports.explain(store, 7, viewer(1000), NOW))[0]
     assert first == "Job 7 is over (CANCELLED by 1000) since 13:20:00; it trained on 2 GPUs."

@@ -95,7 +95,7 @@ def test_a_page_is_not_written_to_a_terminal(daemon: Daemon, run: Run, monkeypat
 def test_json_cannot_steer_the_terminal(daemon: Daemon, run: Run) -> None:
     """Control characters beyond ASCII, and those that turn the direction of writing, are escaped; letters are not."""
     name = "é\x9b2J\x7f\u202e"
-    daemon.store.upsert_job(replace(daemon.store.job(1215), name=name))
+    daemon.store.jobs.upsert(replace(daemon.store.jobs.get(1215), name=name))
     out = run("status", "--json", "-j", "1215")[1]
     assert r'"é\u009b2J\u007f\u202e"' in out and json.loads(out)["jobs"][0]["name"] == name
 
@@ -167,7 +167,7 @@ def test_output_that_cannot_be_written_is_a_sentence(daemon: Daemon) -> None:
 
 def test_a_name_that_the_locale_cannot_show_is_shown_as_far_as_it_can_be(daemon: Daemon) -> None:
     """Another user's job called in another alphabet does not end the table; JSON escapes it and loses nothing."""
-    daemon.store.upsert_job(replace(daemon.store.job(1221), name="bös 日"))  # type: ignore[type-var]
+    daemon.store.jobs.upsert(replace(daemon.store.jobs.get(1221), name="bös 日"))  # type: ignore[type-var]
     environment = os.environ | {"PYTHONPATH": "packaging/namespace", "PYTHONIOENCODING": "latin1"}
 
     def said(*words: str) -> bytes:
@@ -187,7 +187,7 @@ def test_a_companion_is_told_from_a_job_that_nobody_knows(daemon: Daemon, run: R
     """squeue shows companions, so somebody asks about one: the answer names the job that it holds GPUs for, but for
     whom Slurm hides that job from."""
     pieces = (Piece(1215, "base", ("n1",), 2), Piece(1299, "companion", ("n2",), 2))
-    daemon.store.set_in_use(1215, 3, pieces, 512, 2e9)
+    daemon.store.allocations.note(1215, 3, pieces, 512, 2e9)
     assert run("explain", "1299")[::2] == (1, "selastic: job 1299 only holds GPUs for job 1215; accepted: 1215\n")
     daemon.caller.viewer = Viewer(4711, private=True)
     assert "job 1299 is not known" in run("explain", "1299")[2]

@@ -53,7 +53,7 @@ def test_status_filters(words: list[str], jobs: list[str], daemon: Daemon, run: 
 
 def test_status_shows_what_stands_still(daemon: Daemon, run: Run) -> None:
     """--stalled: those jobs only, and for how long."""
-    daemon.store.stall(1215, steady_now() - 3000)
+    daemon.store.allocations.stall(1215, steady_now() - 3000)
     status, out, _ = run("status", "--stalled", "-nP", "-o", "jobid,samples/s,stalled")
     assert status == 0 and out.startswith("1215|0.00|50:") and out.count("\n") == 1
 
@@ -220,7 +220,7 @@ def test_the_errors_of_predictions(daemon: Daemon, run: Run) -> None:
     assert run("predict", "--errors", "-n")[:2] == (0, "")
     assert run("predict", "--errors")[1].splitlines()[-1].startswith("no job was resized to a size never measured")
     said = PredictionRow(1215, 1.0, "alice:train.py", "h100", 4, 2, 512, 880.0, 0.2, 800.0)
-    daemon.store.save_predictions([said])
+    daemon.store.outcomes.save_predictions([said])
     status, out, _ = run("predict", "--errors", "-nP", "-o", "program,type,predictions,error,bias,covered")
     assert (status, out) == (0, "alice:train.py|h100|1|10%|+10%|100%\n")
     overall = run("predict", "--errors")[1].splitlines()[-1]
@@ -233,14 +233,14 @@ def test_the_errors_of_predictions(daemon: Daemon, run: Run) -> None:
 def test_hosts_are_listed_and_cleared(daemon: Daemon, run: Run) -> None:
     """A user sees the pairs that own jobs found out, with the time until when, and clears them, in any order."""
     for user in ("alice", "alice", "alice", "bob"):
-        daemon.store.note_unreached(user, [Unreached("n2", "n3", "10.0.0.3")], steady_now())
+        daemon.store.host_pairs.note(user, [Unreached("n2", "n3", "10.0.0.3")], steady_now())
     status, out, _ = run("hosts", "-nP", "-o", "host,other,user,address,failures")
     assert (status, out) == (0, "n2|n3|alice|n3 at 10.0.0.3|3\n")
     assert "LEFT_OUT_UNTIL" in run("hosts")[1]
     status, _, error = run("hosts", "--clear", "n2,n4")
     assert status == 1 and "nothing is known against hosts n2 and n4" in error
     assert run("hosts", "--clear", "n3,n2")[:2] == (0, "Hosts n2 and n3 may be put on one job again\n")
-    assert [pair.user for pair in daemon.store.host_pairs()] == ["bob"]
+    assert [pair.user for pair in daemon.store.host_pairs.all()] == ["bob"]
     daemon.caller.viewer = Viewer(0, admin=True)
     status, out, _ = run("hosts", "--clear", "n3", "--json")
     assert status == 0 and [pair["user"] for pair in json.loads(out)["pairs"]] == ["bob"]
@@ -252,11 +252,11 @@ def test_hosts_are_listed_and_cleared(daemon: Daemon, run: Run) -> None:
 def test_pin_and_unpin(daemon: Daemon, run: Run) -> None:
     """A pin holds the size named or the one it has, reaches the store and wakes the daemon; unpin undoes it."""
     assert run("pin", "1215")[:2] == (0, "Job 1215 is pinned to 2 GPUs; to let it go: selastic unpin 1215\n")
-    assert daemon.store.pinned(1215) == 2
+    assert daemon.store.jobs.pinned(1215) == 2
     assert run("pin", "1215", "4", "--json")[0] == 0
-    assert daemon.store.pinned(1215) == 4
+    assert daemon.store.jobs.pinned(1215) == 4
     assert run("unpin", "1215")[0] == 0
-    assert daemon.store.pinned(1215) is None
+    assert daemon.store.jobs.pinned(1215) is None
     assert daemon.woken == ["pin"] * 3
 
 
@@ -279,7 +279,7 @@ def test_probes_are_remembered_for_whom_they_count(daemon: Daemon, run: Run) -> 
     )
     daemon.caller.viewer = Viewer(0, admin=True)
     assert len(run("probe", "--show", "-n")[1].splitlines()) == 4
-    assert [event.kind for event in daemon.store.events(0)] == ["probed"] * 3
+    assert [event.kind for event in daemon.store.events.of(0)] == ["probed"] * 3
     for wrong in (
         Probed("p" * 256),
         Probed("gpu", tried * 30),

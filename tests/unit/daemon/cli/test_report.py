@@ -55,7 +55,7 @@ def test_a_curve_is_that_of_the_plans_own_prior(store: Store, viewer: Callable[.
 
     shipped, learned = drawn(), drawn(prior=priors.get)
     assert learned[11] == shipped[11] and learned[13] != shipped[13]
-    model = fit([observation(row) for row in store.observations(13)], slower)
+    model = fit([observation(row) for row in store.reports.observations(13)], slower)
     for point in learned[13]:
         assert point.samples_per_s == model.throughput(point.gpus, point.nodes, point.batch)
 
@@ -186,7 +186,7 @@ def test_advice_says_what_of_it_is_only_predicted(store: Store, viewer: Callable
     assert told.cluster.doubt is None and "predicts" not in review.summary(told, sample_history.END)[1]
     guess = {"speedup_from": 1.0, "speedup_to": 2.0, "modelled": True, "doubt": 0.5}
     at = sample_history.END - 1800
-    store.save_decisions(
+    store.decisions.save(
         at, [sample_history._decision(12, at, 8, 24, guess), sample_history._decision(11, at, 4, 4, guess)]
     )
     told = reports.review(store, viewer(0, True), sample_history.END, start=sample_history.START)

@@ -42,12 +42,12 @@ def begin_grow(at: World) -> Supervisor:
     """A job that has reported, with idle nodes beside it, just before the round that orders its grow."""
     job = at.elastic(1, 4, "elastic:gpus=4-12,step=4,batch=240-3840")
     for _ in range(20):
-        before = at.store.open_resizes()
+        before = at.store.resizes.under_way()
         at.slurm.now += ROUND_S
         job.step()
         if job.registered and not before:
             at.rounds.run()
-        if at.store.open_resizes():
+        if at.store.resizes.under_way():
             return job
     raise AssertionError("no grow was ordered")
 
@@ -61,7 +61,7 @@ def begin_shrink(at: World) -> Supervisor:
     for _ in range(20):
         at.slurm.now += ROUND_S
         at.rounds.run()
-        if at.store.open_resizes():
+        if at.store.resizes.under_way():
             return job
     raise AssertionError("no shrink was ordered")
 
@@ -148,7 +148,7 @@ def test_whatever_goes_wrong_wherever(begin: Callable[[World], Supervisor], even
     for point in range(0 if EVERY else EVENTS.index(event) % 3, HALF_STEPS, 1 if EVERY else 3):
         with world() as at:
             job = begin(at)
-            [resize] = at.store.open_resizes()
+            [resize] = at.store.resizes.under_way()
             for number in range(point):
                 half_step(at, number)
             event(at, job)
@@ -156,10 +156,10 @@ def test_whatever_goes_wrong_wherever(begin: Callable[[World], Supervisor], even
             longest = bounds.issued_s + 2 * (60.0 + bounds.margin_s) + bounds.switch_s + bounds.release_s
             # A clock that was set back is waited for: times of the future are no times to count from.
             for _ in range(int((longest + (3600.0 if event is clock_goes_back else 0.0)) / ROUND_S) + 2):
-                if not at.store.resize(resize.id).open:
+                if not at.store.resizes.get(resize.id).open:
                     break
                 at.round(ROUND_S)
-            ended = at.store.resize(resize.id)
+            ended = at.store.resizes.get(resize.id)
             assert not ended.open, f"{event.__name__} at half step {point}: still {ended.state}"
             came_to_rest(at, job, f"{event.__name__} at half step {point}")
 
@@ -182,10 +182,10 @@ def test_the_half_steps_reach_every_state() -> None:
     """The enumeration is one: without anything going wrong, a grow has passed through all its states and is over."""
     with world() as at:
         job = begin_grow(at)
-        [resize] = at.store.open_resizes()
+        [resize] = at.store.resizes.under_way()
         seen = set()
         for number in range(HALF_STEPS):
-            seen.add(at.store.resize(resize.id).state)
+            seen.add(at.store.resizes.get(resize.id).state)
             half_step(at, number)
         # The in-memory supervisor takes an order and asks for the companion in one step.
         assert seen == {"issued", "submitted", "granted", "ready", "running", "done"}

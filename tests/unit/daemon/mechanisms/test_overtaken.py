@@ -116,14 +116,14 @@ def test_the_daemon_plans_anew_at_once(tmp_path: Path) -> None:
     job = world.elastic(comment=REQUEST)
     first = world.snapshot().jobs[1]
     assert first.nodes == ("n1",)
-    while not (resizes := [resize for resize in world.store.open_resizes() if resize.add]):
+    while not (resizes := [resize for resize in world.store.resizes.under_way() if resize.add]):
         world.round()
     world.rigid()
     assert world.snapshot().nodes["n3"].gpus_used == 4
     world.slurm.finish(1)
     for _ in range(3):
         world.round()
-    lost = world.store.resize(resizes[0].id)
+    lost = world.store.resizes.get(resizes[0].id)
     assert (lost.state, lost.detail) == ("overtaken", "node n3 is no longer free")
     world.settle()
     assert job.gpus == 8 and len(world.companions()) == 1

@@ -170,11 +170,11 @@ def test_a_refused_requeue_keeps_no_nodes(tmp_path: Path, monkeypatch: pytest.Mo
         raise SlurmRefused(f"Slurm refused to requeue job {job_id}: Access/permission denied")
 
     monkeypatch.setattr(FakeClient, "requeue", refuse)
-    world.store.pin(job.job_id, 2)
+    world.store.jobs.pin(job.job_id, 2)
     for _ in range(6):
         world.round(2.0)
     assert kept == [True], "asked once, with its nodes kept"
-    assert not world.slurm._reserved and not world.store.open_resizes()
+    assert not world.slurm._reserved and not world.store.resizes.under_way()
     base = world.snapshot().jobs[job.job_id]
     assert base.running and base.restarts == 0 and job.gpus == 4
 
@@ -280,14 +280,17 @@ def test_a_pin_below_a_node_is_reached_by_requeue(tmp_path: Path) -> None:
     job = world.elastic(comment=VIA)
     world.round()
     world.round()
-    world.store.pin(job.job_id, 2)
+    world.store.jobs.pin(job.job_id, 2)
     world.settle()
     base = world.snapshot().jobs[job.job_id]
     assert (base.gpus, base.num_nodes, base.restarts, job.gpus) == (2, 1, 1, 2)
     assert not world.slurm._reserved
-    row = world.store.allocations(job.job_id)[-1]
+    row = world.store.allocations.rows(job.job_id)[-1]
     assert row.reason == REQUEUE and row.pause_s > 0 and row.gpus == 2
-    assert world.store.mean_requeue(job.job_id) == row.pause_s and world.store.mean_pause(job.job_id) != row.pause_s
+    assert (
+        world.store.allocations.mean_requeue(job.job_id) == row.pause_s
+        and world.store.allocations.mean_pause(job.job_id) != row.pause_s
+    )
 
 
 def test_it_leaves_a_node_that_is_drained(tmp_path: Path) -> None:
@@ -310,14 +313,14 @@ def test_a_job_that_writes_no_checkpoint_is_not_put_back(tmp_path: Path) -> None
     world = World(tmp_path, nodes=2)
     job = world.elastic(comment=VIA)
     world.round()
-    world.store.pin(job.job_id, 2)
+    world.store.jobs.pin(job.job_id, 2)
     while job.active is None or not job.active.requeues:
         world.round()
     job.silent = True
     for _ in range(int(Bounds().stop_s / 5.0) + 2):
         world.round()
-    assert not world.store.open_resizes() and world.snapshot().jobs[job.job_id].restarts == 0
-    last = world.store.last_closed_resize(job.job_id)
+    assert not world.store.resizes.under_way() and world.snapshot().jobs[job.job_id].restarts == 0
+    last = world.store.resizes.last_closed(job.job_id)
     assert last is not None and last.state == "failed" and "no checkpoint" in last.detail
     assert job.gpus == 4 and not world.slurm._reserved
 
@@ -327,7 +330,7 @@ def test_without_via_requeue_nothing_is_requeued(tmp_path: Path) -> None:
     world = World(tmp_path, nodes=2)
     job = world.elastic(comment="elastic:gpus=1-4,batch=240-3840")
     world.round()
-    world.store.pin(job.job_id, 2)
+    world.store.jobs.pin(job.job_id, 2)
     world.settle()
     assert world.snapshot().jobs[job.job_id].restarts == 0 and job.gpus == 4
 
@@ -338,7 +341,7 @@ def test_a_daemon_that_dies_in_a_requeue_goes_on(tmp_path: Path, after: int) -> 
     world = World(tmp_path, nodes=2)
     job = world.elastic(comment=VIA)
     world.round()
-    world.store.pin(job.job_id, 2)
+    world.store.jobs.pin(job.job_id, 2)
     for _ in range(after):
         world.round(2.0)
     world.boot()
@@ -352,7 +355,7 @@ def test_a_daemon_that_never_comes_back_holds_no_job(tmp_path: Path) -> None:
     world = World(tmp_path, nodes=2, failed_backoff_s=20.0)
     job = world.elastic(comment=VIA)
     world.round()
-    world.store.pin(job.job_id, 2)
+    world.store.jobs.pin(job.job_id, 2)
     while world.snapshot().jobs[job.job_id].running:
         world.round(1.0)
     world.slurm.now += 130
@@ -399,7 +402,7 @@ def test_after_a_node_failure_slurms_two_minutes_are_kept(tmp_path: Path, ended_
         world.slurm.slurmdbd = False
     world.slurm.run_ended_as = ended_as or ""
     if by_us:
-        world.store.pin(job.job_id, 8)
+        world.store.jobs.pin(job.job_id, 8)
         while world.snapshot().jobs[job.job_id].running:
             world.round()
     else:
@@ -422,7 +425,7 @@ def test_a_resize_by_requeue_starts_at_once(tmp_path: Path, slurmdbd: bool) -> N
     world.round()
     world.round()
     world.slurm.slurmdbd = slurmdbd
-    world.store.pin(job.job_id, 8)
+    world.store.jobs.pin(job.job_id, 8)
     while world.snapshot().jobs[job.job_id].running:
         world.round()
     ended = world.slurm.now

@@ -28,15 +28,15 @@ class World:
 
     def job(self, job_id: int, *pauses: float, mb: float = 0.0, program: str = "", reason: str = "grow_idle") -> None:
         """A job that ran on two nodes for 1,000 s before each of its resizes."""
-        self.store.upsert_job(dataclasses.replace(JOB, job_id=job_id))
+        self.store.jobs.upsert(dataclasses.replace(JOB, job_id=job_id))
         piece = Piece(job_id, "base", ("n1", "n2"), 4, "a100")
         for number, pause_s in enumerate((0.0, *pauses)):
             why = reason if number else "registered"
-            self.store.set_in_use(job_id, number, (piece,), 64, self.now + 1000.0 * number, pause_s, why, number)
+            self.store.allocations.note(job_id, number, (piece,), 64, self.now + 1000.0 * number, pause_s, why, number)
         if mb:
-            self.store.note_checkpoint(CheckpointRow(job_id, self.now, mb, 0.1, 1.0, 600.0, 0.0))
+            self.store.outcomes.note_checkpoint(CheckpointRow(job_id, self.now, mb, 0.1, 1.0, 600.0, 0.0))
         if program:
-            self.store.note_program(job_id, program, "a100")
+            self.store.programs.note(job_id, program, "a100")
 
 
 @pytest.fixture

@@ -98,27 +98,27 @@ def test_a_program_is_its_user_and_script(command: str, program: str) -> None:
 
 def ended(store: Store, job_id: int, end: float, program: str = "ada:chatty.py") -> None:
     """A job that ran, was measured at two sizes, and is over."""
-    store.upsert_job(replace(JOB, job_id=job_id))
-    store.note_program(job_id, program, "a100")
+    store.jobs.upsert(replace(JOB, job_id=job_id))
+    store.programs.note(job_id, program, "a100")
     rows = [chatty(1, 1), chatty(8, 2)]
     reports = [
         Report(1, end - 9 + i, r.gpus, r.nodes, r.batch, r.micro_batch, 1, 9, r.step_time, r.step_time,
                r.samples_per_s, i, i, 0) for i, r in enumerate(rows)
     ]  # fmt: skip
-    store.submit_reports(job_id, reports, end).result()
-    store.end_job(job_id, "COMPLETED", end)
+    store.reports.submit(job_id, reports, end).result()
+    store.jobs.end(job_id, "COMPLETED", end)
 
 
 def test_runs_are_the_ended_jobs_with_all_that_was_measured(store: Store) -> None:
     """The youngest come first; a job that still runs is no evidence of itself; rolled-up reports still count."""
     for number, end in ((1, 100.0), (2, 300.0), (3, 200.0)):
         ended(store, number, end)
-    store.upsert_job(replace(JOB, job_id=4))
-    store.note_program(4, "ada:chatty.py", "a100")
-    store.roll_up(1e6)
-    assert [found.job_id for found in store.runs(9)] == [2, 3, 1]
-    assert [found.job_id for found in store.runs(2)] == [2, 3]
-    first = store.runs(1)[0]
+    store.jobs.upsert(replace(JOB, job_id=4))
+    store.programs.note(4, "ada:chatty.py", "a100")
+    store.retention.roll_up(1e6)
+    assert [found.job_id for found in store.programs.runs(9)] == [2, 3, 1]
+    assert [found.job_id for found in store.programs.runs(2)] == [2, 3]
+    first = store.programs.runs(1)[0]
     assert (first.program, first.gpu_type) == ("ada:chatty.py", "a100")
     assert [(seen.gpus, seen.nodes) for seen in first.observations] == [(1, 1), (8, 2)]
 
@@ -128,10 +128,10 @@ def test_what_was_learned_survives_a_restart(store: Store) -> None:
     assert Priors(store).of_job(7) is SHIPPED
     for number in range(1, 4):
         ended(store, number, 100.0 * number)
-    store.upsert_job(JOB)
-    store.note_program(7, "ada:chatty.py", "a100")
-    store.upsert_job(replace(JOB, job_id=8))
-    store.note_program(8, "ada:chatty.py", "h100")
+    store.jobs.upsert(JOB)
+    store.programs.note(7, "ada:chatty.py", "a100")
+    store.jobs.upsert(replace(JOB, job_id=8))
+    store.programs.note(8, "ada:chatty.py", "h100")
     priors = Priors(store, lambda: 1000.0)
     assert priors.due()
     assert priors.learn()
@@ -152,10 +152,10 @@ def test_a_program_is_learned_soon_after_one_of_its_runs(store: Store) -> None:
     clock = [1000.0]
     priors = Priors(store, lambda: clock[0])
     cluster = priors.of_job(99)
-    store.upsert_job(replace(JOB, job_id=7))
-    store.note_program(7, "ada:chatty.py", "a100")
-    store.upsert_job(replace(JOB, job_id=8))
-    store.note_program(8, "ada:other.py", "a100")
+    store.jobs.upsert(replace(JOB, job_id=7))
+    store.programs.note(7, "ada:chatty.py", "a100")
+    store.jobs.upsert(replace(JOB, job_id=8))
+    store.programs.note(8, "ada:other.py", "a100")
     other = priors.of_job(8)
     assert not priors.learn_ended() and priors.of_job(7) is cluster
     ended(store, 2, 1010.0)
@@ -174,12 +174,12 @@ def test_a_failure_to_learn_leaves_what_was_there(
     """Nothing to learn from, a damaged row, a failing history: the prior in use stays, and the log says why."""
     priors = Priors(store, lambda: 5.0)
     assert not priors.learn()
-    store.save_priors([PriorRow("", "", 1.0, 3, {**asdict(DEFAULT), "noise": -1.0})])
+    store.priors.save([PriorRow("", "", 1.0, 3, {**asdict(DEFAULT), "noise": -1.0})])
     with caplog.at_level(logging.WARNING):
         assert Priors(store).of_job(7) is SHIPPED
     assert "shipped prior is used" in caplog.text and "stored prior" in caplog.text
-    monkeypatch.setattr(store, "runs", lambda limit: 1 / 0)
-    monkeypatch.setattr(store, "programs_ended", lambda since: 1 / 0)
+    monkeypatch.setattr(store.programs, "runs", lambda limit: 1 / 0)
+    monkeypatch.setattr(store.programs, "ended", lambda since: 1 / 0)
     assert not priors.learn() and not priors.learn_ended()
     assert priors.of_job(7) is SHIPPED
 
@@ -198,7 +198,7 @@ def test_the_daemon_starts_a_job_from_its_program_s_runs_and_says_so(tmp_path: P
     job = world.elastic().job_id
     for _ in range(3):
         world.round()
-    decision = world.store.decision(job)
+    decision = world.store.decisions.last(job)
     assert decision is not None
     assert decision.evidence["prior"] == "2 earlier runs of train.py on a100"
     assert world.controller.prior(job) != SHIPPED.prior

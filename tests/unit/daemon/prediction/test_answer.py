@@ -76,10 +76,10 @@ def test_sizes_are_chosen(history: Store) -> None:
 
 def test_another_kind_of_gpu_takes_a_run_of_the_same_program(history: Store) -> None:
     """The youngest measured run on that kind; where there is none, the kinds that there are."""
-    history.note_program(12, "bob:train.py", "a100")
+    history.programs.note(12, "bob:train.py", "a100")
     with pytest.raises(NotFound, match=r"no run of train\.py was measured on type=h100; accepted: a100"):
         asked(history, type="h100")
-    history.note_program(11, "bob:train.py", "h100")
+    history.programs.note(11, "bob:train.py", "h100")
     answer = asked(history, type="h100")
     assert (answer.gpu_type, answer.reports) == ("h100", 163)
     assert {row.gpus for row in answer.sizes if row.observed} == {4, 8, 16, 20, 24}
@@ -88,9 +88,9 @@ def test_another_kind_of_gpu_takes_a_run_of_the_same_program(history: Store) -> 
 
 def test_time_left_follows_the_throughput(history: Store) -> None:
     """Of a training that says how much is left; the interval turns round."""
-    last = history.last_report(12)
+    last = history.reports.last(12)
     assert last is not None
-    history.submit_reports(12, [replace(last, at=END, step=last.step + 1, samples_left=10**6)], END).result()
+    history.reports.submit(12, [replace(last, at=END, step=last.step + 1, samples_left=10**6)], END).result()
     for row in asked(history, 12).sizes:
         assert row.left_s == pytest.approx(10**6 / row.samples_per_s)
         assert row.left_low_s is not None and row.left_high_s is not None
@@ -109,9 +109,9 @@ def test_only_owner_and_admins_are_answered(history: Store) -> None:
 
 def test_a_job_of_which_nothing_is_known_is_one_sentence(history: Store) -> None:
     """Not measured yet, and a request that cannot be read."""
-    row = history.job(12)
+    row = history.jobs.get(12)
     assert row is not None
-    history.upsert_jobs([replace(row, job_id=20, state="PENDING"), replace(row, job_id=21, request="elastic:no")])
+    history.jobs.upsert_all([replace(row, job_id=20, state="PENDING"), replace(row, job_id=21, request="elastic:no")])
     with pytest.raises(NotFound, match="job 20 waits in Slurm's queue"):
         asked(history, 20)
     with pytest.raises(NotFound, match="job 21 is not elastic"):

@@ -16,9 +16,9 @@ from slurm_elastic.db.store import Store
 def test_errors_by_program(store: Store) -> None:
     """Median error, bias, and whether the intervals held what was observed; others' programs are for admins."""
     for job_id, uid in ((1, 1000), (2, 1001)):
-        store.upsert_job(dataclasses.replace(JOB, job_id=job_id, uid=uid))
+        store.jobs.upsert(dataclasses.replace(JOB, job_id=job_id, uid=uid))
     predicted = [(1, 110.0, 0.2), (1, 95.0, 0.2), (1, 150.0, 0.1), (2, 200.0, 0.1)]
-    store.save_predictions(
+    store.outcomes.save_predictions(
         PredictionRow(job, float(at), f"u{job}:train.py", "a100", 8, 2, 256, value, doubt, 100.0)
         for at, (job, value, doubt) in enumerate(predicted)
     )
@@ -34,8 +34,8 @@ def test_errors_by_program(store: Store) -> None:
 
 def test_they_go_with_their_jobs(store: Store) -> None:
     """What is older than the history is pruned with the jobs."""
-    store.upsert_job(JOB)
-    store.save_predictions([PredictionRow(JOB.job_id, 1.0, "u:a", "", 8, 2, 256, 1.0, 0.1, 1.0)])
-    store.end_job(JOB.job_id, "COMPLETED", 5.0)
-    assert store.prune(6.0) == 1
-    assert store.predictions(10) == []
+    store.jobs.upsert(JOB)
+    store.outcomes.save_predictions([PredictionRow(JOB.job_id, 1.0, "u:a", "", 8, 2, 256, 1.0, 0.1, 1.0)])
+    store.jobs.end(JOB.job_id, "COMPLETED", 5.0)
+    assert store.retention.prune(6.0) == 1
+    assert store.outcomes.predictions(10) == []

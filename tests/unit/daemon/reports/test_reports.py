@@ -61,8 +61,8 @@ def test_speedup_is_measured_or_the_planners_or_unknown(story: Store, viewer: Ca
     assert rows[1207].speedup == 1.0
     assert rows[1215].speedup == 1.922
     assert rows[1221].speedup is None
-    story.submit_reports(
-        1215, [replace(story.last_report(1215), gpus=1, samples_per_s=248.0, generation=3)], NOW
+    story.reports.submit(
+        1215, [replace(story.reports.last(1215), gpus=1, samples_per_s=248.0, generation=3)], NOW
     ).result()
     assert by_job(reports.status(story, viewer(1000), NOW))[1215].speedup == 2.0
 
@@ -148,8 +148,8 @@ def test_acct_of_an_ended_job_has_its_state(story: Store, viewer: Callable[..., 
 
 def test_the_last_size_has_the_jobs_state_whatever_came_first(story: Store, viewer: Callable[..., Any]) -> None:
     """Training may finish before Slurm ends the job; its last size is not one that was left behind."""
-    story.clear_in_use(1215, at("13:24:30"))
-    story.end_job(1215, "COMPLETED", at("13:24:40"))
+    story.allocations.clear_in_use(1215, at("13:24:30"))
+    story.jobs.end(1215, "COMPLETED", at("13:24:40"))
     rows = reports.acct(story, viewer(1000), NOW, job=[1215])
     assert [row.state for row in rows] == ["RESIZED", "COMPLETED"]
     (first,) = reports.acct(story, viewer(1000), NOW, job=[1215], end=at("13:10:00"))
@@ -158,7 +158,7 @@ def test_the_last_size_has_the_jobs_state_whatever_came_first(story: Store, view
 
 def test_a_restart_at_the_same_size_is_told_from_a_resize(story: Store, viewer: Callable[..., Any]) -> None:
     """A new world on the same nodes with the same batch is a restart."""
-    story.set_in_use(1215, 3, story.in_use(1215).pieces, 256, at("13:24:30"), 9.0, "restart")
+    story.allocations.note(1215, 3, story.allocations.in_use(1215).pieces, 256, at("13:24:30"), 9.0, "restart")
     rows = reports.acct(story, viewer(1000), NOW, job=[1215])
     assert [row.state for row in rows] == ["RESIZED", "RESTARTED", "RUNNING"]
     assert rows[-1].reason_text == "its supervisor started the workers again, without a resize from the daemon"
@@ -287,10 +287,12 @@ def test_explain_tells_no_more_of_other_jobs_than_status(store: Store, viewer: C
         row = JobRow(
             job_id, "x", uid, "n", "a", "p", "elastic:gpus=1-8,batch=64", True, "", "", 1.0, 2.0, None, "RUNNING"
         )
-        store.upsert_job(row)
+        store.jobs.upsert(row)
     for generation, gpus in ((1, 4), (2, 2)):
-        store.set_in_use(7, generation, (Piece(7, "base", ("n1",), gpus),), 64, generation * 3.0, 0.0, "shrink_for_job")
-    store.save_decisions(5.0, [decision])
+        store.allocations.note(
+            7, generation, (Piece(7, "base", ("n1",), gpus),), 64, generation * 3.0, 0.0, "shrink_for_job"
+        )
+    store.decisions.save(5.0, [decision])
     evidence, why = told_in(reports.explain(store, 7, viewer(1000), 9.0))
     assert evidence.others == (OtherMove(**moved[0]), OtherMove(job_id=8, gpus_from=2, gpus_to=1))
     assert evidence.for_job == 9 and why.endswith("for 9 to start")
@@ -316,7 +318,7 @@ def test_capacity_is_not_timed_by_hidden_jobs(story: Store, viewer: Callable[...
     """Where Slurm hides jobs the report has no moment at which something was decided about another's."""
     known = {"pool": "gpu", "capacity_gpus": 8}
     row = DecisionRow(1218, at("13:22:00"), 0, 3, 0, 0, "waiting", None, None, known, mode="act")
-    story.save_decisions(row.at, [row])
+    story.decisions.save(row.at, [row])
     start = at("12:00:00")
     assert reports.usage(story, viewer(1002), NOW, start=start).capacity == (CapacityPoint(at=row.at, gpus=8.0),)
     assert reports.usage(story, viewer(1002, private=True), NOW, start=start).capacity == ()
@@ -324,7 +326,7 @@ def test_capacity_is_not_timed_by_hidden_jobs(story: Store, viewer: Callable[...
 
 def test_the_daemons_own_events_are_for_admins(story: Store, viewer: Callable[..., Any]) -> None:
     """What job 0 stands for: starts, and why Slurm's refusals made it fall back."""
-    story.add_event(0, "tripped", "selasticd", {"why": "Access denied"}, NOW)
+    story.events.add(0, "tripped", "selasticd", {"why": "Access denied"}, NOW)
     assert reports.events(story, 0, viewer(0, admin=True)).events[0].detail == {"why": "Access denied"}
     with pytest.raises(NotAllowed, match="admins only"):
         reports.events(story, 0, viewer(1000))

@@ -108,9 +108,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), gpus=st.sampled_from((None, 4, 8)))
     def pin(self, data: st.DataObject, gpus: int | None) -> None:
-        alive = [job for job in self.world.supervisors.values() if job.alive and self.world.store.job(job.job_id)]
+        alive = [job for job in self.world.supervisors.values() if job.alive and self.world.store.jobs.get(job.job_id)]
         if alive:
-            self.world.store.pin(data.draw(st.sampled_from(alive)).job_id, gpus)
+            self.world.store.jobs.pin(data.draw(st.sampled_from(alive)).job_id, gpus)
 
     # --- what goes wrong ------------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class Machine(RuleBasedStateMachine):
             if job.running:
                 assert job.base.batch_host in job.base.nodes
                 assert job.gpus >= min(self.least[job_id], self.world.supervisors[job_id].gpus or 99), job_id
-        ended = [event for job in self.rigid for event in self.world.store.events(job)]
+        ended = [event for job in self.rigid for event in self.world.store.events.of(job)]
         assert ended == []
 
     def comes_to_rest(self) -> None:
@@ -204,7 +204,7 @@ class Machine(RuleBasedStateMachine):
         for job in snapshot.jobs.values():
             if job.name.startswith("selastic-"):
                 assert int(job.name.removeprefix("selastic-")) in bases
-        assert world.store.open_resizes() == []
+        assert world.store.resizes.under_way() == []
 
 
 Machine.TestCase.settings = settings(

@@ -85,7 +85,7 @@ def test_a_supervisor_is_charged_for_what_its_job_holds(world: World, phase: boo
         world.controller.registered(job, Registration(VERSION, 0, claim, 240, "train.py"))
     world.slurm.now += 3600
     assert charged(world) == [(4, 4.0)]
-    assert world.store.allocations(job)[0].node_list == "n1"
+    assert world.store.allocations.rows(job)[0].node_list == "n1"
 
 
 def test_what_has_just_begun_counts(world: World) -> None:
@@ -104,4 +104,4 @@ def test_what_has_just_begun_counts(world: World) -> None:
     world.rounds.run()
     world.slurm.now += 3595
     assert charged(world) == [(8, 8.0)]
-    assert [row.node_list for row in world.store.allocations(job)] == [",".join(("n1", *node))]
+    assert [row.node_list for row in world.store.allocations.rows(job)] == [",".join(("n1", *node))]

@@ -27,7 +27,7 @@ def test_rounds_of_jobs_that_mostly_report_the_same(tmp_path: Path, seed: int) -
             if chance.random() < 0.1:
                 job.noise_scale = chance.choice((0.0, 500.0, 8000.0))
         if chance.random() < 0.1:
-            world.store.pin(chance.choice(jobs).job_id, chance.choice((None, None, 4, 8)))
+            world.store.jobs.pin(chance.choice(jobs).job_id, chance.choice((None, None, 4, 8)))
         if chance.random() < 0.1:
             rigid.append(world.rigid(chance.choice((1, 2))))
         if chance.random() < 0.1 and rigid:

@@ -35,7 +35,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def kinds(world: World, job_id: int) -> list[str]:
-    return [event.kind for event in world.store.events(job_id)]
+    return [event.kind for event in world.store.events.of(job_id)]
 
 
 def test_one_job_grows_on_idle_gpus(world: World) -> None:
@@ -43,7 +43,7 @@ def test_one_job_grows_on_idle_gpus(world: World) -> None:
     job = world.elastic()
     world.settle()
     assert job.gpus == 24
-    assert world.store.last_closed_resize(job.job_id) is not None
+    assert world.store.resizes.last_closed(job.job_id) is not None
     assert "resize_issued" in kinds(world, job.job_id)
 
 
@@ -105,11 +105,11 @@ def test_what_one_job_measured_stops_no_round(world: World, caplog: pytest.LogCa
     bad.measured = False
     world.settle()
     report = Report(0, 1.0, 4, 1, 240, 60, 1, 10, 1e-300, 1e-300, 1.0, 1, 1, 0)
-    world.store.submit_reports(bad.job_id, [report], world.slurm.now).result()
+    world.store.reports.submit(bad.job_id, [report], world.slurm.now).result()
     good = world.elastic()
     world.settle()
     assert good.gpus == 24 and bad.gpus == 4
-    decision = world.store.decision(bad.job_id)
+    decision = world.store.decisions.last(bad.job_id)
     assert decision is not None and decision.reason == Reason.KEEP_UNFITTED.value
     assert "none has a step time" in decision.evidence["unfitted"]
     told = [r.getMessage() for r in caplog.records if "no throughput model can be made" in r.getMessage()]
@@ -173,12 +173,12 @@ def test_malformed_requests_are_told_once_and_left_alone(world: World, caplog: p
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             world.round()
-    row = world.store.job(job_id)
+    row = world.store.jobs.get(job_id)
     assert row is not None and not row.managed and row.reason == Reason.MALFORMED.value
     assert "minimum above its maximum" in row.detail
     assert kinds(world, job_id) == ["not_managed"]
     assert sum("minimum above" in line for line in caplog.messages) == 1
-    assert world.store.decision(job_id) is None
+    assert world.store.decisions.last(job_id) is None
 
 
 def test_an_ended_job_leaves_nothing_behind(world: World) -> None:
@@ -189,9 +189,9 @@ def test_an_ended_job_leaves_nothing_behind(world: World) -> None:
     job.crash()
     world.settle()
     assert world.companions() == []
-    row = world.store.job(job.job_id)
+    row = world.store.jobs.get(job.job_id)
     assert row is not None and row.end_time is not None
-    assert world.store.open_resizes() == []
+    assert world.store.resizes.under_way() == []
 
 
 def test_survivors_grow_when_one_finishes(world: World) -> None:
@@ -202,7 +202,7 @@ def test_survivors_grow_when_one_finishes(world: World) -> None:
     first.end()
     world.settle(100)
     assert second.gpus > before
-    assert world.store.job(first.job_id).state == "COMPLETED"  # type: ignore[union-attr]
+    assert world.store.jobs.get(first.job_id).state == "COMPLETED"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("steps", range(1, 8))
@@ -224,9 +224,9 @@ def test_a_supervisor_that_falls_silent_is_given_up_on_and_its_companion_cancell
     while job.stage != "granted":
         world.round()
     job.silent = True
-    while world.store.open_resizes() or world.companions():
+    while world.store.resizes.under_way() or world.companions():
         world.round()
-    last = world.store.last_closed_resize(job.job_id)
+    last = world.store.resizes.last_closed(job.job_id)
     assert last is not None and last.state == "withdrawn"
 
 
@@ -236,7 +236,7 @@ def test_a_withdrawn_resize_is_told_to_a_supervisor_that_comes_back(world: World
     while job.stage != "submitted":
         world.round()
     job.silent = True
-    while world.store.open_resizes():
+    while world.store.resizes.under_way():
         world.round()
     job.silent = False
     world.round()
@@ -250,13 +250,13 @@ def test_an_unreachable_slurm_stops_nothing_and_starts_nothing(world: World) -> 
     world.settle()
     world.rigid(nodes=2)
     world.slurm.reachable = False
-    stored = len(world.store.events(job.job_id))
+    stored = len(world.store.events.of(job.job_id))
     for _ in range(5):
         world.slurm.now += 5
         world.rounds.run()
     assert "could not be observed" in world.rounds.trouble
     assert world.controller.health().failing == "Slurm"
-    assert len(world.store.events(job.job_id)) == stored
+    assert len(world.store.events.of(job.job_id)) == stored
     world.slurm.reachable = True
     world.settle()
     assert world.rounds.trouble == "" == world.controller.health().failing
@@ -268,7 +268,7 @@ def test_a_database_that_takes_nothing_is_in_health(world: World) -> None:
     world.store._db.trouble = "the disk is full"
     health = world.controller.health()
     assert (health.trouble, health.failing) == (True, "database")
-    world.store.add_event(0, "test", "selasticd", {}, 1.0)
+    world.store.events.add(0, "test", "selasticd", {}, 1.0)
     assert world.controller.health().trouble is False
 
 
@@ -276,7 +276,7 @@ def test_a_failing_round_does_not_end_the_service(world: World, monkeypatch: pyt
     """Whatever goes wrong is logged, and the next round starts from what is there."""
     job = world.elastic()
     with monkeypatch.context() as patch:
-        patch.setattr(world.store, "save_decisions", lambda *_: 1 / 0)
+        patch.setattr(world.store.decisions, "save", lambda *_: 1 / 0)
         world.round()
         assert "ZeroDivisionError" in world.rounds.trouble
     world.settle()
@@ -290,12 +290,12 @@ def test_without_acting_nothing_is_changed(tmp_path: Path, mode: str) -> None:
     job = world.elastic()
     for _ in range(10):
         world.round()
-    assert job.gpus == 4 and world.store.open_resizes() == []
-    decision = world.store.decision(job.job_id)
+    assert job.gpus == 4 and world.store.resizes.under_way() == []
+    decision = world.store.decisions.last(job.job_id)
     if mode == "review":
         assert decision is not None and decision.gpus_to == 24 and decision.mode == "review"
     else:
-        assert decision is None and world.store.observations(job.job_id)
+        assert decision is None and world.store.reports.observations(job.job_id)
     world.store.close()
 
 
@@ -313,13 +313,13 @@ def test_refusals_in_a_row_make_it_review(world: World, monkeypatch: pytest.Monk
         world.slurm.submit(Component(1, 1), user=f"u{number}", name=name, comment=comment, batch=False, **whose)
     world.round()
     assert world.rounds.mode == "review"
-    assert [event.kind for event in world.store.events(0)] == ["tripped"]
+    assert [event.kind for event in world.store.events.of(0)] == ["tripped"]
     assert world.controller.health().tripped is True
     monkeypatch.undo()
     world.slurm.now += world.settings.trip_s
     world.round()
     assert world.rounds.mode == "act" and not world.companions()
-    assert [event.kind for event in world.store.events(0)] == ["tripped", "tries_again"]
+    assert [event.kind for event in world.store.events.of(0)] == ["tripped", "tries_again"]
 
 
 class Failing(Policy):
@@ -346,14 +346,14 @@ def test_a_round_goes_on_with_the_built_in_policy_where_the_sites_own_fails(
     said = "policy theirs gave no answer: nothing within 2 s; auto plans in its place"
     assert job.gpus == 24
     assert len([record for record in caplog.records if said in record.getMessage()]) == 1
-    assert [event.kind for event in world.store.events(0)] == ["policy_failed"]
+    assert [event.kind for event in world.store.events.of(0)] == ["policy_failed"]
     explained = reports.explain(world.store, job.job_id, Viewer(0, admin=True), world.slurm.now)
     assert any(said in line for line in render(explained, 1000))
     monkeypatch.setattr(Failing, "broken", False)
     other = world.elastic()
     world.settle(100)
     assert other.gpus > 4
-    assert [event.kind for event in world.store.events(0)] == ["policy_failed", "policy_works"]
+    assert [event.kind for event in world.store.events.of(0)] == ["policy_failed", "policy_works"]
     explained = reports.explain(world.store, job.job_id, Viewer(0, admin=True), world.slurm.now)
     assert not any("theirs" in line for line in render(explained, 1000))
     world.store.close()
@@ -378,8 +378,8 @@ def test_one_users_refusals_concern_nobody_else(world: World, monkeypatch: pytes
     job = world.elastic()
     world.settle()
     assert world.rounds.mode == "act" and job.gpus > 4
-    assert "tripped" not in [event.kind for event in world.store.events(0)]
-    rests = [event.detail["scope"] for event in world.store.events(0) if event.kind == "rests"]
+    assert "tripped" not in [event.kind for event in world.store.events.of(0)]
+    rests = [event.detail["scope"] for event in world.store.events.of(0) if event.kind == "rests"]
     assert rests and set(rests) == {"user nobody's jobs"}
     job.crash()
     world.round()
@@ -405,9 +405,9 @@ def test_what_slurm_does_not_take_is_trained_on_again(world: World) -> None:
     assert len(tried) >= 3 and gaps == sorted(gaps) and gaps[-1] >= 2 * gaps[0]
     world.settle()
     assert job.gpus == 8 and not world.snapshot().jobs[rigid].running and world.rounds.mode == "act"
-    reasons = [row.reason for row in world.store.allocations(job.job_id)]
+    reasons = [row.reason for row in world.store.allocations.rows(job.job_id)]
     assert reasons[-1] == Reason.TAKE_BACK.value and reasons.count(Reason.TAKE_BACK.value) == len(tried)
-    closed = [event.detail for event in world.store.events(job.job_id) if event.kind == "resize_done"]
+    closed = [event.detail for event in world.store.events.of(job.job_id) if event.kind == "resize_done"]
     assert sum("Unspecified error" in str(detail["detail"]) for detail in closed) == len(tried)
     world.slurm.vetoed = ()
     for _ in range(800):
@@ -426,10 +426,10 @@ def test_vetoes_in_one_partition_concern_nobody_else(tmp_path: Path) -> None:
     world.settle()
     world.slurm.vetoed = {"low"}
     for job in low:
-        world.store.pin(job.job_id, 4)
+        world.store.jobs.pin(job.job_id, 4)
     for _ in range(20):
         world.round()
-    assert [event.kind for event in world.store.events(0)] == ["rests"]
+    assert [event.kind for event in world.store.events.of(0)] == ["rests"]
     rigid = world.rigid(3)
     world.settle(80)
     assert world.snapshot().jobs[rigid].running and other.gpus == 4 and world.rounds.mode == "act"
@@ -471,7 +471,7 @@ def test_a_dry_plan_stores_nothing(world: World) -> None:
     job.step()
     decided = world.controller.dry_plan()
     assert [(row.job_id, row.gpus_to) for row in decided] == [(job.job_id, 24)]
-    assert world.store.decision(job.job_id) is None and world.store.open_resizes() == []
+    assert world.store.decisions.last(job.job_id) is None and world.store.resizes.under_way() == []
 
 
 def test_a_waiting_job_that_does_not_take_its_room_is_passed_over(
@@ -515,10 +515,10 @@ def test_a_pinned_job_stays(world: World) -> None:
     """A pin holds against idle GPUs and waiting jobs alike; letting go lets it grow."""
     job = world.elastic()
     world.round()
-    world.store.pin(job.job_id, 4)
+    world.store.jobs.pin(job.job_id, 4)
     world.settle()
     assert job.gpus == 4
-    world.store.pin(job.job_id, None)
+    world.store.jobs.pin(job.job_id, None)
     world.settle()
     assert job.gpus == 24
 
@@ -602,12 +602,12 @@ FIXED = Tried("shrink", "refused", "sizes are fixed")
 def test_what_was_probed_decides_how_a_job_grows_and_shrinks(tmp_path: Path) -> None:
     """In the form that the site takes, and by companions of one node each where single nodes cannot be given back."""
     world = World(tmp_path)
-    world.store.save_probe(ProbeRow("", "main", 1.0, (NO_SHELL, Tried("sbatch", "works"), FIXED)))
+    world.store.probes.save(ProbeRow("", "main", 1.0, (NO_SHELL, Tried("sbatch", "works"), FIXED)))
     job = world.elastic(2, 4, "elastic:gpus=4-24,step=4,batch=240-3840")
     world.slurm.now += 5
     job.step()
     world.rounds.run()
-    [resize] = world.store.open_resizes()
+    [resize] = world.store.resizes.under_way()
     assert {shape.by for shape in resize.add} == {"sbatch"} and [shape.nodes for shape in resize.add] == [1] * 4
     world.settle()
     world.rigid(3)
@@ -619,14 +619,14 @@ def test_what_was_probed_decides_how_a_job_grows_and_shrinks(tmp_path: Path) -> 
 def test_what_a_user_probed_counts_for_that_users_jobs(tmp_path: Path) -> None:
     """Whom companions are refused does not grow, and is told in the site's words; others do."""
     world = World(tmp_path)
-    world.store.save_probe(ProbeRow("games", "main", 1.0, (NO_SHELL, NO_SCRIPT)))
+    world.store.probes.save(ProbeRow("games", "main", 1.0, (NO_SHELL, NO_SCRIPT)))
     job = world.elastic(1, 4, "elastic:gpus=4-24,step=4,batch=240-3840")
     world.settle()
     assert job.gpus == 4
-    why = world.store.decision(job.job_id)
+    why = world.store.decisions.last(job.job_id)
     assert why is not None and "selastic probe was refused it: not from nodes" in str(why.evidence)
-    world.store.save_probe(ProbeRow("games", "main", 2.0, (Tried("salloc", "works"),)))
-    world.store.save_probe(ProbeRow("ada", "main", 2.0, (NO_SHELL, NO_SCRIPT)))
+    world.store.probes.save(ProbeRow("games", "main", 2.0, (Tried("salloc", "works"),)))
+    world.store.probes.save(ProbeRow("ada", "main", 2.0, (NO_SHELL, NO_SCRIPT)))
     world.slurm.now += 120
     world.settle()
     assert job.gpus == 24

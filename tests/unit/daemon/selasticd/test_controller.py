@@ -52,7 +52,7 @@ def test_a_job_without_a_request_is_told_how_to_ask(world: World) -> None:
     job = world.slurm.submit(Component(1, 4), user="games")
     grant = register(world, job, registration(Piece(job, "base", ("n1",), 4)))
     assert not grant.managed and "--comment=elastic:" in grant.reason
-    assert world.store.job(job) is None
+    assert world.store.jobs.get(job) is None
 
 
 def test_a_request_of_the_supervisor_makes_the_job_elastic_for_good(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_request_of_the_supervisor_makes_the_job_elastic_for_good(tmp_path: Pa
     assert grant.managed
     world.boot()
     world.rounds.run()
-    row = world.store.job(job)
+    row = world.store.jobs.get(job)
     assert row is not None and row.managed
     world.store.close()
 
@@ -111,7 +111,7 @@ def test_pieces_of_another_user_are_refused(world: World) -> None:
     pieces = (Piece(job, "base", ("n1",), 4), Piece(other, "companion", ("n2",), 4))
     with pytest.raises(NotAllowed, match=f"piece {other}"):
         register(world, job, registration(*pieces))
-    assert world.store.in_use(job) is None
+    assert world.store.allocations.in_use(job) is None
     supervisor = world.elastic()
     supervisor.step()
     with pytest.raises(NotAllowed, match=f"piece {other}"):
@@ -124,11 +124,11 @@ def test_nothing_is_resized_while_one_does_not_understand_the_other(world: World
     job = world.elastic()
     job.step()
     world.rounds.run()
-    opened = world.store.resize_of(job.job_id)
+    opened = world.store.resizes.of(job.job_id)
     assert opened is not None
     for sentence in ("Phase.batch: 'x' is not accepted", "and again"):
         world.controller.not_understood(job.job_id, sentence)
-    assert world.store.resize(opened.id).state == ResizeState.FAILED
+    assert world.store.resizes.get(opened.id).state == ResizeState.FAILED
     piece = Piece(job.job_id, "base", ("n1",), 4, "a100")
     refusing = replace(registration(piece), refusal="Resize.gpus: 'four' is not accepted")
     for _ in range(2):
@@ -136,15 +136,15 @@ def test_nothing_is_resized_while_one_does_not_understand_the_other(world: World
     world.slurm.now += 3600
     for _ in range(3):
         world.rounds.run()
-    kinds = [event.kind for event in world.store.events(job.job_id)]
+    kinds = [event.kind for event in world.store.events.of(job.job_id)]
     assert (kinds.count("not_understood"), kinds.count("resize_issued"), kinds.count("registered")) == (1, 1, 1)
-    decision = world.store.decision(job.job_id)
+    decision = world.store.decisions.last(job.job_id)
     assert decision is not None and decision.reason == "keep_not_understood"
     told = explain(world.store, job.job_id, Viewer(0, admin=True), world.slurm.now)
     assert told.not_understood == "Resize.gpus: 'four' is not accepted"
     register(world, job.job_id, registration(piece))
     world.rounds.run()
-    assert world.store.resize_of(job.job_id) is not None
+    assert world.store.resizes.of(job.job_id) is not None
 
 
 def test_a_job_that_could_not_register_says_so_once(world: World) -> None:
@@ -153,7 +153,7 @@ def test_a_job_that_could_not_register_says_so_once(world: World) -> None:
     world.rounds.run()
     for _ in range(3):
         world.controller.not_understood(job, "Registration: version 1 of the messages is not spoken any more")
-    kinds = [event.kind for event in world.store.events(job)]
+    kinds = [event.kind for event in world.store.events.of(job)]
     assert kinds.count("not_understood") == 1
     told = explain(world.store, job, Viewer(0, admin=True), world.slurm.now)
     assert told.not_understood.startswith("Registration: version 1")
@@ -164,7 +164,7 @@ def test_where_a_training_hangs_is_told_until_it_goes_on(world: World) -> None:
     job = world.elastic()
     job.step()
     world.rounds.run()
-    opened = world.store.resize_of(job.job_id)
+    opened = world.store.resizes.of(job.job_id)
     assert opened is not None
     pieces, said = (Piece(job.job_id, "base", ("n1",), 4, "a100"),), "no step for 63 s: rank 1 on n1 is at t.py line 7"
 
@@ -176,8 +176,8 @@ def test_where_a_training_hangs_is_told_until_it_goes_on(world: World) -> None:
         assert told() == said
         world.controller.phase(job.job_id, Phase(0, "steps_again", 1, pieces, 240, world.slurm.now))
         assert told() == ""
-    assert world.store.resize(opened.id).state == opened.state
-    kinds = [event.kind for event in world.store.events(job.job_id)]
+    assert world.store.resizes.get(opened.id).state == opened.state
+    kinds = [event.kind for event in world.store.events.of(job.job_id)]
     assert (kinds.count("stalled"), kinds.count("steps_again")) == (2, 2)
 
 
@@ -189,7 +189,7 @@ def test_no_pause_is_longer_than_slurm_ran_the_job(world: World, said: float, co
     world.slurm.now += 30.0
     pieces = (Piece(job.job_id, "base", ("n1",), 4, "a100"),)
     world.controller.phase(job.job_id, Phase(0, "running", 7, pieces, 480, world.slurm.now, pause_s=said))
-    assert [row.pause_s for row in world.store.allocations(job.job_id)][-1] == counts
+    assert [row.pause_s for row in world.store.allocations.rows(job.job_id)][-1] == counts
 
 
 def test_a_pin_ends_the_wait_after_a_failure(tmp_path: Path) -> None:
@@ -197,18 +197,18 @@ def test_a_pin_ends_the_wait_after_a_failure(tmp_path: Path) -> None:
     world = World(tmp_path, failed_backoff_s=600.0)
     job = world.elastic()
     job.step()
-    world.store.pin(job.job_id, 8)
+    world.store.jobs.pin(job.job_id, 8)
     world.rounds.run()
-    opened = world.store.resize_of(job.job_id)
+    opened = world.store.resizes.of(job.job_id)
     assert opened is not None and opened.gpus == 8
     pieces = (Piece(job.job_id, "base", ("n1",), 4, "a100"),)
     world.controller.phase(job.job_id, Phase(opened.id, "failed", 1, pieces, 240, world.slurm.now, detail="no"))
     for pinned_again in (False, True):
         world.slurm.now += 1
         if pinned_again:
-            world.store.add_event(job.job_id, "pinned", USER, {"gpus": 8}, world.slurm.now)
+            world.store.events.add(job.job_id, "pinned", USER, {"gpus": 8}, world.slurm.now)
         world.rounds.run()
-        again = world.store.resize_of(job.job_id)
+        again = world.store.resizes.of(job.job_id)
         assert (again is not None and again.gpus == 8) == pinned_again
     world.store.close()
 
@@ -261,10 +261,10 @@ def test_a_job_is_told_how_long_nodes_last_and_says_how_often_it_saves(world: Wo
         world.controller.phase(job_id, Phase(0, "running", generation, pieces, 240, world.slurm.now))
     grant = register(world, job_id, replace(registration(*pieces), generation=2))
     assert 2000.0 <= grant.node_failure_s <= 8000.0
-    before = len(world.store.events(job_id))
+    before = len(world.store.events.of(job_id))
     cost = {"pause_s": 0.25, "megabytes": 312.0, "write_s": 4.0, "every_s": 75.0}
     world.controller.phase(job_id, Phase(0, CHECKPOINTED, 2, pieces, 240, world.slurm.now, **cost))
-    assert len(world.store.events(job_id)) == before
+    assert len(world.store.events.of(job_id)) == before
     said = checkpoints(explain(world.store, job_id, Viewer(0, admin=True), world.slurm.now))
     assert said.startswith(
         "one every 75 s; it costs 0.25 s of training, and 4 s of writing beside it, 312 MB; a node of"
@@ -275,11 +275,11 @@ def test_a_request_that_is_changed_is_told(world: World) -> None:
     """By `scontrol update comment=`, while the job runs."""
     job = world.elastic()
     world.rounds.run()
-    before = world.store.job(job.job_id)
+    before = world.store.jobs.get(job.job_id)
     world.slurm.client(USER).set_comment(job.job_id, "elastic:gpus=4-8,batch=64-128")
     for _ in range(2):
         world.rounds.run()
-    [event] = [event for event in world.store.events(job.job_id) if event.kind == "request"]
+    [event] = [event for event in world.store.events.of(job.job_id) if event.kind == "request"]
     assert before is not None and event.detail == {
         "request": "elastic:gpus=4-8,batch=64-128",
         "before": before.request,
@@ -290,15 +290,15 @@ def test_a_phase_told_twice_changes_nothing(world: World) -> None:
     """Phases are sent again until they are acknowledged."""
     job = world.elastic()
     world.settle()
-    rows = len(world.store.allocations(job.job_id))
-    last = world.store.last_closed_resize(job.job_id)
+    rows = len(world.store.allocations.rows(job.job_id))
+    last = world.store.resizes.last_closed(job.job_id)
     assert last is not None
     again = Phase(last.id, "running", job.generation, job.pieces, job.batch, world.slurm.now)
     world.controller.phase(job.job_id, again)
     late = Phase(last.id, "granted", job.generation, job.pieces, job.batch, world.slurm.now)
     world.controller.phase(job.job_id, late)
-    assert len(world.store.allocations(job.job_id)) == rows
-    assert world.store.resize(last.id).state == "done"
+    assert len(world.store.allocations.rows(job.job_id)) == rows
+    assert world.store.resizes.get(last.id).state == "done"
 
 
 def test_every_step_is_counted_at_the_size_that_did_it(world: World) -> None:
@@ -315,7 +315,7 @@ def test_every_step_is_counted_at_the_size_that_did_it(world: World) -> None:
     for phase, generation, batch, step, samples in told:
         now = world.slurm.now
         world.controller.phase(job, Phase(0, phase, generation, pieces, batch, now, step=step, samples=samples))
-    rows = [(row.steps, row.samples) for row in world.store.allocations(job)]
+    rows = [(row.steps, row.samples) for row in world.store.allocations.rows(job)]
     assert rows == [(49, 49 * small), (11, 5 + 10 * large)]
 
 
@@ -330,9 +330,9 @@ def test_a_job_ends_as_its_supervisor_says(world: World, exit_code: int, state: 
     world.controller.phase(job.job_id, over)
     job.crash()
     world.settle()
-    row = world.store.job(job.job_id)
+    row = world.store.jobs.get(job.job_id)
     assert row is not None and row.state == state
-    told = {event.kind: event.detail for event in world.store.events(job.job_id)}
+    told = {event.kind: event.detail for event in world.store.events.of(job.job_id)}
     assert told["finished"]["exit_code"] == exit_code
     assert told["ended"] == {"state": state, "exit_code": exit_code}
 
@@ -344,7 +344,7 @@ def test_a_job_that_ends_while_nobody_listens_ends_as_slurm_says(world: World) -
     world.slurm.ended_as[job.job_id] = "TIMEOUT"
     job.crash()
     world.settle()
-    row = world.store.job(job.job_id)
+    row = world.store.jobs.get(job.job_id)
     assert row is not None and row.state == "TIMEOUT"
 
 
@@ -354,9 +354,11 @@ def test_a_job_that_ends_without_a_word_just_ended(world: World) -> None:
     world.settle()
     job.crash()
     world.settle()
-    row = world.store.job(job.job_id)
+    row = world.store.jobs.get(job.job_id)
     assert row is not None and row.state == "ENDED"
-    assert [event.detail for event in world.store.events(job.job_id) if event.kind == "ended"] == [{"state": "ENDED"}]
+    assert [event.detail for event in world.store.events.of(job.job_id) if event.kind == "ended"] == [
+        {"state": "ENDED"}
+    ]
 
 
 def test_a_requeued_job_is_decided_about_again(world: World) -> None:
@@ -366,18 +368,18 @@ def test_a_requeued_job_is_decided_about_again(world: World) -> None:
     over = Phase(0, "finished", job.generation, job.pieces, job.batch, world.slurm.now, exit_code=143)
     world.controller.phase(job.job_id, over)
     world.round()
-    before = len(world.store.decisions(job.job_id, 100))
+    before = len(world.store.decisions.of(job.job_id, 100))
     base, *companions = job.pieces
     for piece in companions:
         world.slurm.client("games").cancel(piece.slurm_job_id)
     job.pieces, job.generation = (base,), job.generation + 1
     job.register()
     world.settle()
-    assert len(world.store.decisions(job.job_id, 100)) > before
+    assert len(world.store.decisions.of(job.job_id, 100)) > before
     assert job.gpus == 24
     job.crash()
     world.settle()
-    row = world.store.job(job.job_id)
+    row = world.store.jobs.get(job.job_id)
     assert row is not None and row.state == "ENDED"
 
 
@@ -390,7 +392,7 @@ def test_the_first_world_of_an_unmanaged_job_is_no_restart(world: World) -> None
     for generation in (1, 2):
         world.slurm.now += 1
         world.controller.phase(job, Phase(0, "running", generation, pieces, 256, world.slurm.now))
-    assert [row.reason for row in world.store.allocations(job)] == ["registered", "restart"]
+    assert [row.reason for row in world.store.allocations.rows(job)] == ["registered", "restart"]
 
 
 @pytest.mark.parametrize("ahead", [90, 1e6])
@@ -400,7 +402,7 @@ def test_a_clock_that_is_wrong_is_not_believed(world: World, ahead: float) -> No
     job.step()
     phase = Phase(0, "running", 1, job.pieces, 480, world.slurm.now + ahead)
     world.controller.phase(job.job_id, phase)
-    assert world.store.allocations(job.job_id)[-1].start <= world.slurm.now
+    assert world.store.allocations.rows(job.job_id)[-1].start <= world.slurm.now
 
 
 def test_a_resize_is_handed_out_while_it_can_be_carried_out(world: World) -> None:
@@ -410,7 +412,7 @@ def test_a_resize_is_handed_out_while_it_can_be_carried_out(world: World) -> Non
     world.rounds.run()
     resize = world.controller.resize(job.job_id)
     assert resize is not None and not resize.withdrawn
-    world.store.advance_resize(resize.id, ResizeState.WITHDRAWN, "test", at=world.slurm.now)
+    world.store.resizes.advance(resize.id, ResizeState.WITHDRAWN, "test", at=world.slurm.now)
     taken_back = world.controller.resize(job.job_id)
     assert taken_back == replace(resize, withdrawn=True)
     world.slurm.now += 61
@@ -441,7 +443,7 @@ def test_a_supervisor_that_knows_later_resizes_hears_of_the_next_one(world: Worl
     with pytest.raises(NotAllowed, match="resize 500 of job 1 is not in the database"):
         asyncio.run(world.controller.wait_resize(job.job_id, 500, 0.0))
     world.rounds.run()
-    assert world.store.resize_of(job.job_id) is None  # what it trains on is not known
+    assert world.store.resizes.of(job.job_id) is None  # what it trains on is not known
     job.register()
     world.rounds.run()
     told = asyncio.run(world.controller.wait_resize(job.job_id, 500, 5))
@@ -453,12 +455,12 @@ def test_a_resize_with_a_number_that_its_supervisor_knows_is_withdrawn(world: Wo
     job = world.elastic()
     job.step()
     world.rounds.run()
-    begun = world.store.resize_of(job.job_id)
+    begun = world.store.resizes.of(job.job_id)
     assert begun is not None
     with pytest.raises(NotAllowed):
         world.controller.heard(job.job_id, begun.id + 5)
-    assert world.store.resize(begun.id).state == ResizeState.WITHDRAWN
-    assert world.store.resize_of(job.job_id) is None
+    assert world.store.resizes.get(begun.id).state == ResizeState.WITHDRAWN
+    assert world.store.resizes.of(job.job_id) is None
 
 
 def test_a_resize_already_seen_is_waited_past(world: World) -> None:
@@ -469,7 +471,7 @@ def test_a_resize_already_seen_is_waited_past(world: World) -> None:
     seen = world.controller.resize(job.job_id)
     assert seen is not None
     assert asyncio.run(world.controller.wait_resize(job.job_id, seen.id, 0.05)) is None
-    world.store.advance_resize(seen.id, ResizeState.WITHDRAWN, "test", at=world.slurm.now)
+    world.store.resizes.advance(seen.id, ResizeState.WITHDRAWN, "test", at=world.slurm.now)
     told = asyncio.run(world.controller.wait_resize(job.job_id, seen.id, 5))
     assert told is not None and told.withdrawn
     assert asyncio.run(world.controller.wait_resize(job.job_id, 0, 0.05)) is None
@@ -515,7 +517,7 @@ def test_hosts_that_fail_a_job_three_times_are_not_put_together_again(world: Wor
     far = next(name for name in sorted(world.snapshot().nodes) if name != own)
     for number in range(3):
         order = Resize(0, job.job_id, piece, (), 4, 240, "grow_idle", 60.0)
-        resize = world.store.resize_of(job.job_id) or world.store.begin_resize(order, now)
+        resize = world.store.resizes.of(job.job_id) or world.store.resizes.begin(order, now)
         unreached = (Unreached(far, own, "10.0.0.1"), Unreached("no-such-host", own, "10.0.0.9"))
         failed = Phase(resize.id, "failed", 0, piece, 240, now, detail="no way", unreached=unreached)
         assert explain(world.store, job.job_id, Viewer(0, admin=True), now).hosts_apart == (), number
@@ -529,8 +531,8 @@ def test_hosts_that_fail_a_job_three_times_are_not_put_together_again(world: Wor
     assert any(f"selastic hosts --clear {apart.host},{apart.other}" in line for line in said), said
     world.slurm.now += 700  # the time after a failure is over
     world.rounds.run()
-    begun = world.store.resize_of(job.job_id)
+    begun = world.store.resizes.of(job.job_id)
     assert begun is not None and all(far not in shape.node_list for shape in begun.add)
     both = (*piece, Piece(job.job_id, "companion", (far,), 4))
     world.controller.phase(job.job_id, Phase(0, "running", 1, both, 240, world.slurm.now))
-    assert world.store.host_pairs() == ()
+    assert world.store.host_pairs.all() == ()

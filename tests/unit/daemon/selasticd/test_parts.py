@@ -230,21 +230,21 @@ def test_resizes_are_thinned_after_a_week_and_a_year_is_foretold(
     caplog.set_level(logging.INFO)
     daemon = Daemon(Settings(), world.slurm.client(), world.store)
     now, base = 100 * 86400.0, Piece(7, "base", ("n1",), 4)
-    world.store.upsert_job(JobRow(7, "ada", 1, "t", "l", "m", REQUEST, True, "", "", 1.0, 2.0, None, "RUNNING"))
+    world.store.jobs.upsert(JobRow(7, "ada", 1, "t", "l", "m", REQUEST, True, "", "", 1.0, 2.0, None, "RUNNING"))
     for days in (9, 8, 6, 0):
         at = now - 86400 * days
-        world.store.save_decisions(at, [DecisionRow(7, at, 4, days, 64, 64, "grow_idle", None, None, mode="act")])
-        order = world.store.begin_resize(Resize(0, 7, (base,), (), 4, 64, "grow_idle", 60.0), at)
-        world.store.advance_resize(order.id, ResizeState.DONE, at=at)
-        world.store.add_event(7, EventKind.RESIZE_DONE, "supervisor", {}, at)
-        world.store.set_in_use(7, days, (base,), 64, at, 0.5, "grow_idle", order.id)
+        world.store.decisions.save(at, [DecisionRow(7, at, 4, days, 64, 64, "grow_idle", None, None, mode="act")])
+        order = world.store.resizes.begin(Resize(0, 7, (base,), (), 4, 64, "grow_idle", 60.0), at)
+        world.store.resizes.advance(order.id, ResizeState.DONE, at=at)
+        world.store.events.add(7, EventKind.RESIZE_DONE, "supervisor", {}, at)
+        world.store.allocations.note(7, days, (base,), 64, at, 0.5, "grow_idle", order.id)
     for _ in range(2):
         daemon.clean_up(now)
-    assert [now - event.at for event in world.store.events(7)] == [6 * 86400, 0.0]
-    assert [now - row.at for row in world.store.decisions(7)] == [0.0, 6 * 86400, 9 * 86400]
-    assert [row.resize for row in world.store.allocations(7)] == [1, 2, 3, 4]
+    assert [now - event.at for event in world.store.events.of(7)] == [6 * 86400, 0.0]
+    assert [now - row.at for row in world.store.decisions.of(7)] == [0.0, 6 * 86400, 9 * 86400]
+    assert [row.resize for row in world.store.allocations.rows(7)] == [1, 2, 3, 4]
     with pytest.raises(NotFound):
-        world.store.resize(2)
+        world.store.resizes.get(2)
     assert caplog.text.count("a year at the pace of the last day (1 resizes, 0 jobs that ended) comes to 0 MB") == 1
 
 
@@ -258,20 +258,20 @@ def test_old_reports_are_rolled_up_and_ended_jobs_forgotten(world: World) -> Non
     daemon = Daemon(Settings(reports_keep_h=1.0, history_keep_days=30.0), world.slurm.client(), world.store)
     now = 100 * 86400.0
     job = JobRow(7, "ada", 1000, "t", "lab", "main", REQUEST, True, "", "", 1.0, 2.0, None, "RUNNING")
-    world.store.upsert_jobs([job, replace(job, job_id=8), replace(job, job_id=9)])
+    world.store.jobs.upsert_all([job, replace(job, job_id=8), replace(job, job_id=9)])
     for age in (3 * 3600.0, 60.0):
         step = int(now - age)
         report = Report(1, now - age, 4, 1, 64, 16, 1, 1, 0.1, 0.1, 640.0, step, 64 * step, 0)
-        world.store.submit_reports(7, [report], now - age).result()
-    world.store.end_job(8, "COMPLETED", now - 31 * 86400)
-    world.store.end_job(9, "COMPLETED", now - 86400)
+        world.store.reports.submit(7, [report], now - age).result()
+    world.store.jobs.end(8, "COMPLETED", now - 31 * 86400)
+    world.store.jobs.end(9, "COMPLETED", now - 86400)
     daemon._work()
-    assert world.store.job(8) is not None, "not at the start: the host's clock may be wrong then"
+    assert world.store.jobs.get(8) is not None, "not at the start: the host's clock may be wrong then"
     assert daemon.rounds.clock is daemon.controller.clock is daemon.registry.clock is steady_now
     daemon.clean_up(now)
     assert [report.at for report in kept_reports(world.store, 7)] == [now - 60.0]
-    assert sum(seen.count for seen in world.store.observations(7)) == 2
-    assert (world.store.job(8) is None, world.store.job(9) is None) == (True, False)
+    assert sum(seen.count for seen in world.store.reports.observations(7)) == 2
+    assert (world.store.jobs.get(8) is None, world.store.jobs.get(9) is None) == (True, False)
 
 
 @pytest.mark.parametrize("which", ["its own", "Slurm's", "Slurm says none"])
@@ -283,9 +283,9 @@ def test_nothing_is_deleted_by_a_clock_that_is_wrong(world: World, monkeypatch: 
     world.slurm.behind = -wrong if which == "Slurm's" else 0.0
     world.slurm.reachable = which != "Slurm says none"
     job = JobRow(7, "ada", 1000, "t", "lab", "main", REQUEST, True, "", "", 1.0, 2.0, None, "RUNNING")
-    world.store.upsert_jobs([job, replace(job, job_id=8)])
-    world.store.end_job(7, "COMPLETED", now - 500 * 86400)
-    world.store.end_job(8, "COMPLETED", now - 86400)
+    world.store.jobs.upsert_all([job, replace(job, job_id=8)])
+    world.store.jobs.end(7, "COMPLETED", now - 500 * 86400)
+    world.store.jobs.end(8, "COMPLETED", now - 86400)
     Daemon(Settings(history_keep_days=30.0), world.slurm.client(), world.store)._work()
-    assert (world.store.job(7) is None) == (which != "Slurm says none")
-    assert world.store.job(8) is not None
+    assert (world.store.jobs.get(7) is None) == (which != "Slurm says none")
+    assert world.store.jobs.get(8) is not None

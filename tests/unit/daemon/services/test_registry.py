@@ -74,7 +74,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Worl
 
 
 def notes(world: World) -> Sequence[dict[str, object]]:
-    return [event.detail for event in world.store.events(0) if "service" in event.detail]
+    return [event.detail for event in world.store.events.of(0) if "service" in event.detail]
 
 
 def test_one_that_nobody_turned_on_is_not_asked_but_for_what_it_has_to_take_back(world: Callable[..., World]) -> None:
@@ -105,7 +105,7 @@ def test_one_that_acts_is_done_behind_those_before_it(world: Callable[..., World
     job = act.elastic(1)
     act.settle()
     assert job.gpus == 24 and asked[:2] == ["8 GPUs free", "reorder 0"] and "reorder -1" not in asked
-    assert {"ahead": 0} in [event.detail for event in act.store.events(0) if event.kind == EventKind.SERVICE]
+    assert {"ahead": 0} in [event.detail for event in act.store.events.of(0) if event.kind == EventKind.SERVICE]
 
 
 @pytest.mark.parametrize(("mode", "told", "site", "goes"), [
@@ -130,9 +130,9 @@ def test_elastic_jobs_can_be_reviewed_alone(world: Callable[..., World]) -> None
     job = review.elastic(1)
     for _ in range(12):
         review.round()
-    row = review.store.decision(job.job_id)
+    row = review.store.decisions.last(job.job_id)
     assert row is not None and (row.mode, row.gpus_from) == ("review", 4) and row.gpus_to > 4
-    assert job.gpus == 4 and not review.store.open_resizes() and review.rounds.mode == "act"
+    assert job.gpus == 4 and not review.store.resizes.under_way() and review.rounds.mode == "act"
 
 
 def test_a_service_that_is_not_known_is_refused() -> None:

@@ -119,7 +119,7 @@ def test_a_plan_keeps_what_slurm_lets_one_job_have(tmp_path: Path) -> None:
     job = world.elastic()
     world.settle()
     assert job.gpus == 8
-    decision = world.store.decision(job.job_id)
+    decision = world.store.decisions.last(job.job_id)
     assert decision is not None and "gres/gpu=8 of each job (QOS normal)" in decision.evidence["limit"]
 
 
@@ -131,7 +131,7 @@ def test_a_plan_counts_companions_in_their_own_qos(tmp_path: Path) -> None:
     job = world.elastic()
     world.settle()
     assert job.gpus == 8
-    decision = world.store.decision(job.job_id)
+    decision = world.store.decisions.last(job.job_id)
     assert decision is not None and "(QOS spare, each user)" in decision.evidence["limit"]
 
 
@@ -142,7 +142,7 @@ def test_a_plan_keeps_slurms_limits(tmp_path: Path) -> None:
     job = world.elastic()
     world.settle()
     assert job.gpus == 12
-    decision = world.store.decision(job.job_id)
+    decision = world.store.decisions.last(job.job_id)
     assert decision is not None and "Slurm's limit gres/gpu=12 (user 5)" in decision.evidence["limit"]
 
 

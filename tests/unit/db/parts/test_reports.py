@@ -26,18 +26,18 @@ from slurm_elastic.protocol.resize_state import ResizeState
 def test_observations_group_by_configuration(store: Store, url: str) -> None:
     """One row per configuration with the median of its reports; a report sent twice counts once; a restart forgets
     nothing."""
-    store.submit_reports(7, [report(10 * i, time=t) for i, t in enumerate((0.1, 0.3, 0.2), 1)], 100.0).result()
-    store.submit_reports(7, [report(30, time=0.2), report(40, gpus=10, batch=640)], 100.0).result()
-    small, large = store.observations(7)
+    store.reports.submit(7, [report(10 * i, time=t) for i, t in enumerate((0.1, 0.3, 0.2), 1)], 100.0).result()
+    store.reports.submit(7, [report(30, time=0.2), report(40, gpus=10, batch=640)], 100.0).result()
+    small, large = store.reports.observations(7)
     assert (small.gpus, small.count, small.step_time, small.last_at) == (8, 3, 0.2, 30.0)
     assert (large.gpus, large.batch, large.count) == (10, 640, 1)
-    store.submit_reports(7, [report(40, gpus=10, batch=640), report(50, gpus=10, batch=640)], 100.0).result()
-    assert [row.count for row in store.observations(7)] == [3, 2]
-    seen = store.observations(7)
+    store.reports.submit(7, [report(40, gpus=10, batch=640), report(50, gpus=10, batch=640)], 100.0).result()
+    assert [row.count for row in store.reports.observations(7)] == [3, 2]
+    seen = store.reports.observations(7)
     store.close()
     with Store(url) as again:
-        assert again.observations(7) == seen
-        assert again.last_report(7) == report(50, gpus=10, batch=640)
+        assert again.reports.observations(7) == seen
+        assert again.reports.last(7) == report(50, gpus=10, batch=640)
 
 
 @settings(max_examples=25)
@@ -52,71 +52,71 @@ def test_memory_and_database_agree(
     """Whatever is sent, in whatever order and how often, what is remembered equals what a fresh daemon reads."""
     address = f"sqlite:///{tmp_path_factory.mktemp('db') / 'a.db'}"
     with Store.open(address) as store:
-        store.upsert_job(JOB)
+        store.jobs.upsert(JOB)
         for step, gpus, time, ask in sent:
-            store.submit_reports(7, [report(step, gpus=gpus, time=time)], 1000.0).result()
+            store.reports.submit(7, [report(step, gpus=gpus, time=time)], 1000.0).result()
             if ask:
-                store.observations(7), store.last_report(7)
-        fastest, seen, last = store.fastest(7), store.observations(7), store.last_report(7)
+                store.reports.observations(7), store.reports.last(7)
+        fastest, seen, last = store.reports.fastest(7), store.reports.observations(7), store.reports.last(7)
         best = {gpus: max(row.samples_per_s for row in seen if row.gpus == gpus) for gpus in {row.gpus for row in seen}}
-        assert fastest == store.fastest(7) == best
+        assert fastest == store.reports.fastest(7) == best
     with Store(address) as again:
-        assert again.observations(7) == seen
-        assert (again.last_report(7) is None) == (last is None)
+        assert again.reports.observations(7) == seen
+        assert (again.reports.last(7) is None) == (last is None)
         if last is not None:
-            newest = again.last_report(7)
+            newest = again.reports.last(7)
             assert newest is not None and newest.at == last.at
 
 
 def test_medians_are_over_the_youngest(store: Store, url: str) -> None:
     """A job that has become slower is believed after a hundred reports, in memory and after a restart alike."""
-    store.observations(7)
-    store.submit_reports(7, [report(10 * i, time=0.1) for i in range(1, 151)], 5000.0).result()
-    store.submit_reports(7, [report(10 * i, time=0.4) for i in range(151, 221)], 5000.0).result()
-    (seen,) = store.observations(7)
+    store.reports.observations(7)
+    store.reports.submit(7, [report(10 * i, time=0.1) for i in range(1, 151)], 5000.0).result()
+    store.reports.submit(7, [report(10 * i, time=0.4) for i in range(151, 221)], 5000.0).result()
+    (seen,) = store.reports.observations(7)
     assert (seen.count, seen.step_time) == (220, 0.4)
     store.close()
     with Store(url) as again:
-        assert again.observations(7) == [seen]
+        assert again.reports.observations(7) == [seen]
 
 
 def test_a_job_is_known_by_its_youngest_configurations(store: Store, url: str) -> None:
     """A job that reports ever new ones costs no more than others: in memory, after a restart, in the record of an
     hour."""
-    store.observations(7)
+    store.reports.observations(7)
     made = [report(step, gpus=1 + step % 300, batch=64 * (1 + step // 300)) for step in range(1, 3 * MOST)]
-    store.submit_reports(7, made, 3600.0).result()
+    store.reports.submit(7, made, 3600.0).result()
     youngest = {(one.gpus, one.batch) for one in made[-MOST:]}
-    assert {(row.gpus, row.batch) for row in store.observations(7)} == youngest
+    assert {(row.gpus, row.batch) for row in store.reports.observations(7)} == youngest
     store.close()
     for rolled in (False, True):
         with Store(url) as again:
-            assert {(row.gpus, row.batch) for row in again.observations(7)} == youngest
+            assert {(row.gpus, row.batch) for row in again.reports.observations(7)} == youngest
             if rolled:
                 with again._db.read() as connection:
                     assert connection.exec_driver_sql("SELECT count(*) FROM rollups").scalar() == MOST
             else:
-                assert again.roll_up(7200.0) == len(made)
+                assert again.retention.roll_up(7200.0) == len(made)
 
 
 def test_a_start_reads_no_report_again(store: Store, url: str) -> None:
     """But the last few, where the daemon was killed: those of thousands of jobs take half a minute. A report
     that came late counts all the same, and what a job came to ends with it."""
-    store.observations(7)
+    store.reports.observations(7)
     for step in range(1, 2 * OFTEN + 6):
         gpus = 8 if step < OFTEN else 10
-        store.submit_reports(7, [report(step, gpus=gpus, time=step / 100)], 1e6).result()
-    seen = store.observations(7)
+        store.reports.submit(7, [report(step, gpus=gpus, time=step / 100)], 1e6).result()
+    seen = store.reports.observations(7)
     assert _read_by_a_start(url) == (5, seen)
     store.close()
     assert _read_by_a_start(url) == (0, seen)
     with Store(url) as again:
-        again.submit_reports(7, [report(2 * OFTEN, time=9.0, at=3.5)], 1e6).result()
-        assert [row.count for row in again.observations(7)] == [OFTEN, OFTEN + 6]
-        again.end_job(7, "COMPLETED", 50.0)
+        again.reports.submit(7, [report(2 * OFTEN, time=9.0, at=3.5)], 1e6).result()
+        assert [row.count for row in again.reports.observations(7)] == [OFTEN, OFTEN + 6]
+        again.jobs.end(7, "COMPLETED", 50.0)
         with again._db.read() as connection:
             assert connection.execute(select(schema.summaries)).all() == []
-        assert not again._until and not again._due, "memory of ended jobs"
+        assert not again.reports._until and not again.reports._due, "memory of ended jobs"
 
 
 def _read_by_a_start(url: str) -> tuple[int, list[ObservationRow]]:
@@ -124,17 +124,17 @@ def _read_by_a_start(url: str) -> tuple[int, list[ObservationRow]]:
     with Store(url) as again, pytest.MonkeyPatch.context() as patch:
         read: list[object] = []
         patch.setattr(observations, "_of_job", lambda row: read.append(row) or row[:6])
-        seen = again.observations(7)
+        seen = again.reports.observations(7)
         return len(read), seen
 
 
 def test_a_clock_ahead_does_not_hold_the_last_report(store: Store) -> None:
     """A report from a node whose clock runs a year ahead is as old as its arrival."""
-    store.submit_reports(7, [report(10, at=4e9)], 100.0).result()
-    store.submit_reports(7, [report(20, at=101.0)], 101.0).result()
-    last = store.last_report(7)
+    store.reports.submit(7, [report(10, at=4e9)], 100.0).result()
+    store.reports.submit(7, [report(20, at=101.0)], 101.0).result()
+    last = store.reports.last(7)
     assert last is not None and last.step == 20
-    assert store.observations(7)[0].last_at == 101.0
+    assert store.reports.observations(7)[0].last_at == 101.0
 
 
 def test_a_poisoned_report_fails_alone(store: Store) -> None:
@@ -143,14 +143,14 @@ def test_a_poisoned_report_fails_alone(store: Store) -> None:
     nan = dataclasses.replace(report(25), step_time_median_s=float("nan"))
     with store._db.lock:  # so that all four meet in one transaction
         futures = [
-            store.submit_reports(job, [item], 99.0)
+            store.reports.submit(job, [item], 99.0)
             for job, item in ((7, report(10)), (7, poison), (404, report(1)), (7, nan))
         ]
     assert futures[0].result(10) is None
     for future in futures[1:]:
         assert isinstance(future.exception(10), StoreError)
-    store.submit_reports(7, [report(30)], 99.0).result()
-    assert store.observations(7)[0].count == 2
+    store.reports.submit(7, [report(30)], 99.0).result()
+    assert store.reports.observations(7)[0].count == 2
     assert [row.step for row in kept_reports(store, 7)] == [10, 30]
 
 
@@ -158,7 +158,7 @@ def test_reports_after_close_are_refused(store: Store) -> None:
     """Nobody waits for ever on a store that has been closed."""
     store.close()
     with pytest.raises(StoreError, match="closed"):
-        store.submit_reports(7, [report(10)], 20.0).result()
+        store.reports.submit(7, [report(10)], 20.0).result()
 
 
 def test_many_threads_lose_nothing(store: Store) -> None:
@@ -168,9 +168,9 @@ def test_many_threads_lose_nothing(store: Store) -> None:
     def work(part: int) -> None:
         try:
             for i in range(20):
-                store.submit_reports(7, [report(part * 1000 + i + 1)], 1e6).result()
-                store.add_event(7, "test", "selasticd", {"part": part}, float(i))
-                store.observations(7)
+                store.reports.submit(7, [report(part * 1000 + i + 1)], 1e6).result()
+                store.events.add(7, "test", "selasticd", {"part": part}, float(i))
+                store.reports.observations(7)
         except BaseException as error:
             errors.append(error)
 
@@ -180,7 +180,7 @@ def test_many_threads_lose_nothing(store: Store) -> None:
     for thread in threads:
         thread.join(60)
     assert errors == []
-    assert store.observations(7)[0].count == 120 and len(store.events(7)) == 120
+    assert store.reports.observations(7)[0].count == 120 and len(store.events.of(7)) == 120
 
 
 def test_what_is_remembered_of_resizes_and_pauses_is_what_is_stored(tmp_path: Path) -> None:
@@ -189,48 +189,52 @@ def test_what_is_remembered_of_resizes_and_pauses_is_what_is_stored(tmp_path: Pa
     url = f"sqlite:///{tmp_path / 'a.db'}"
     with Store.open(url) as store:
         for job_id in (1, 2, 3):
-            store.upsert_job(dataclasses.replace(JOB, job_id=job_id))
+            store.jobs.upsert(dataclasses.replace(JOB, job_id=job_id))
 
         def same() -> None:
             with Store(url) as fresh:
                 for job_id in (1, 2, 3):
-                    assert store.resize_of(job_id) == fresh.resize_of(job_id)
-                    assert store.last_closed_resize(job_id) == fresh.last_closed_resize(job_id)
-                    assert store.mean_pause(job_id) == fresh.mean_pause(job_id)
-                    assert store.mean_requeue(job_id) == fresh.mean_requeue(job_id)
-                    assert store.mean_batch_pause(job_id) == fresh.mean_batch_pause(job_id)
-                    assert store.last_closed(job_id) == fresh.last_closed(job_id)
-                assert store.first_sizes() == fresh.first_sizes()
+                    assert store.resizes.of(job_id) == fresh.resizes.of(job_id)
+                    assert store.resizes.last_closed(job_id) == fresh.resizes.last_closed(job_id)
+                    assert store.allocations.mean_pause(job_id) == fresh.allocations.mean_pause(job_id)
+                    assert store.allocations.mean_requeue(job_id) == fresh.allocations.mean_requeue(job_id)
+                    assert store.allocations.mean_batch_pause(job_id) == fresh.allocations.mean_batch_pause(job_id)
+                    assert store.resizes.last_of_each(job_id) == fresh.resizes.last_of_each(job_id)
+                assert store.allocations.first_sizes() == fresh.allocations.first_sizes()
 
         same()
         piece = Piece(1, "base", ("n1",), 4, "a100")
         for job_id in (1, 2):
             for number in range(3):
-                ordered = store.begin_resize(Resize(0, job_id, (), (), 4, 64, "grow_idle", 60.0), float(number))
+                ordered = store.resizes.begin(Resize(0, job_id, (), (), 4, 64, "grow_idle", 60.0), float(number))
                 same()
-                store.set_in_use(
+                store.allocations.note(
                     job_id, number, (piece,), 64 + number, float(number), 0.5 * number, REQUEUE if job_id == 2 else ""
                 )
-                store.advance_resize(ordered.id, ResizeState.ACCEPTED, at=float(number))
+                store.resizes.advance(ordered.id, ResizeState.ACCEPTED, at=float(number))
                 same()
-                store.advance_resize(ordered.id, ResizeState.DONE, at=float(number))
+                store.resizes.advance(ordered.id, ResizeState.DONE, at=float(number))
                 same()
-        assert (store.mean_pause(1), store.mean_requeue(2), store.mean_requeue(3)) == (0.75, 0.75, None)
-        assert store.mean_pause(2) is None and store.first_sizes() == {1: (4, 64), 2: (4, 64)}
-        store.begin_resize(Resize(0, 1, (), (), 4, 64, "grow_idle", 60.0), 9.0)
-        store.end_job(1, "COMPLETED", 10.0)
+        assert (
+            store.allocations.mean_pause(1),
+            store.allocations.mean_requeue(2),
+            store.allocations.mean_requeue(3),
+        ) == (0.75, 0.75, None)
+        assert store.allocations.mean_pause(2) is None and store.allocations.first_sizes() == {1: (4, 64), 2: (4, 64)}
+        store.resizes.begin(Resize(0, 1, (), (), 4, 64, "grow_idle", 60.0), 9.0)
+        store.jobs.end(1, "COMPLETED", 10.0)
         same()
-        assert store.last_closed_resize(1).detail == "the job has ended"
+        assert store.resizes.last_closed(1).detail == "the job has ended"
 
 
 def test_the_end_of_a_companion_was_foreseen(store: Store) -> None:
     """A job that leaves one whose time is over may be resized as often within the hour as if it had not."""
     piece = Piece(7, "base", ("n1",), 4, "a100")
     for number, reason in enumerate(("grow_idle", "companion_ends", "grow_idle"), 1):
-        resize = store.begin_resize(Resize(0, 7, (), (), 4, 64, reason, 60.0), float(number)).id
-        store.set_in_use(7, number, (piece,), 64, float(number), 1.0, reason, resize)
-        store.advance_resize(resize, ResizeState.DONE, at=float(number))
-    assert store.resized_since(0.0) == {7: (1.0, 3.0)}
+        resize = store.resizes.begin(Resize(0, 7, (), (), 4, 64, reason, 60.0), float(number)).id
+        store.allocations.note(7, number, (piece,), 64, float(number), 1.0, reason, resize)
+        store.resizes.advance(resize, ResizeState.DONE, at=float(number))
+    assert store.allocations.resized_since(0.0) == {7: (1.0, 3.0)}
 
 
 def test_a_batch_alone_is_of_its_own_kind(store: Store) -> None:
@@ -238,11 +242,13 @@ def test_a_batch_alone_is_of_its_own_kind(store: Store) -> None:
     piece = Piece(7, "base", ("n1",), 4, "a100")
     ids = []
     for number, (reason, pause_s) in enumerate((("grow_idle", 2.0), (BATCH, 0.25), (BATCH, 0.75)), 1):
-        ids.append(store.begin_resize(Resize(0, 7, (), (), 4, 64, reason, 60.0), float(number)).id)
-        store.set_in_use(7, number, (piece,), 64 + number, float(number), pause_s, reason, ids[-1])
-        store.advance_resize(ids[-1], ResizeState.DONE, at=float(number))
-    assert (store.mean_pause(7), store.mean_batch_pause(7)) == (2.0, 0.5)
-    assert [row.pause_s for row in store.pauses(9)] == [2.0] and store.resized_since(0.0) == {7: (1.0,)}
-    assert [row.id for row in store.last_closed(7) if row is not None] == [ids[0], ids[2]]
-    last = store.last_closed_resize(7)
+        ids.append(store.resizes.begin(Resize(0, 7, (), (), 4, 64, reason, 60.0), float(number)).id)
+        store.allocations.note(7, number, (piece,), 64 + number, float(number), pause_s, reason, ids[-1])
+        store.resizes.advance(ids[-1], ResizeState.DONE, at=float(number))
+    assert (store.allocations.mean_pause(7), store.allocations.mean_batch_pause(7)) == (2.0, 0.5)
+    assert [row.pause_s for row in store.outcomes.pauses(9)] == [2.0] and store.allocations.resized_since(0.0) == {
+        7: (1.0,)
+    }
+    assert [row.id for row in store.resizes.last_of_each(7) if row is not None] == [ids[0], ids[2]]
+    last = store.resizes.last_closed(7)
     assert last is not None and last.id == ids[2]

@@ -36,7 +36,7 @@ def test_a_job_starts_small_grows_and_its_event_says_what_its_script_asked_for(w
     job = world.elastic(4, comment=REQUEST)
     world.settle()
     assert world.snapshot().jobs[job.job_id].num_nodes == 1 and job.gpus == 8
-    (event,) = [event for event in world.store.events(job.job_id) if event.kind == "resume"]
+    (event,) = [event for event in world.store.events.of(job.job_id) if event.kind == "resume"]
     assert event.detail["size"]["nodes"] == 1 and event.detail["script"]["nodes"] == 4
     assert "accepts less" in event.detail["why"]
     world.slurm.finish(rigid)
@@ -68,7 +68,7 @@ def test_a_job_whose_gpus_are_gone_asks_for_its_scripts_size_again(world: World,
     for _ in range(int(BACK_S // 5) + 1):
         world.round()
     assert asks(world, job.job_id) == (4, 4)
-    why = [event.detail["why"] for event in world.store.events(job.job_id) if event.kind == "resume"]
+    why = [event.detail["why"] for event in world.store.events.of(job.job_id) if event.kind == "resume"]
     assert len(why) == 2 and "did not start" in why[-1]
     world.slurm.finish(rigid)
     world.settle()
@@ -82,7 +82,7 @@ def test_in_review_no_waiting_job_is_touched(tmp_path: Path) -> None:
     job = world.elastic(4, comment=REQUEST)
     world.round()
     assert asks(world, job.job_id) == (4, 4)
-    decision = world.store.decision(job.job_id)
+    decision = world.store.decisions.last(job.job_id)
     assert decision is not None and "starts with 4 GPUs" in decision.evidence["next"]
     world.store.close()
 
@@ -118,8 +118,8 @@ def test_a_waiting_job_is_taken_to_scale_as_the_last_one_of_its_name(world: Worl
     own, other, foreign = models
     assert {4, 24} <= set(own.sizes_seen) and other is foreign and other.sizes_seen == (1,)
     assert queued.models(roster, ANEW_S - 1) == queued.models(roster, 0.0)
-    assert done.job_id == world.store.youngest_named(USER, "train")
-    assert world.store.youngest_named(USER, "another") is None
+    assert done.job_id == world.store.programs.youngest_named(USER, "train")
+    assert world.store.programs.youngest_named(USER, "another") is None
 
 
 def test_plan_sizes_come_from_what_the_program_was_measured_to_do(tmp_path: Path) -> None:
