@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import audited
 import pytest
+from fake_daemon import FakeDaemon
 from small_training import TRAIN
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
+from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.trainer_shim.training import audit
 
 ROOT = Path(__file__).parents[2]
@@ -97,3 +100,29 @@ def test_every_way_to_end(empty_sandbox: Sandbox, submit: Submit, tmp_path: Path
     empty_sandbox.run(["scontrol", "update", f"JobId={timed}", "EndTime=now"])
     assert over(timed) == "TIMEOUT", text()
     assert steps("timed")[-1] > first, text()
+
+
+def test_the_end_of_an_interactive_allocation_is_an_end(empty_sandbox: Sandbox, tmp_path: Path) -> None:
+    """Of what salloc holds, which has no batch script that Slurm would tell: the steps since are in a checkpoint,
+    nothing is started again in a job that is dead, and the companion is given back."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    run = [sys.executable, "-m", "slurm_elastic.trainer_shim.supervisor.cli", "--audit", "audit"]
+    out = tmp_path / "out.txt"
+    with FakeDaemon() as daemon, out.open("w") as file:
+        env = {**empty_sandbox.env, **daemon.env(tmp_path), "PYTHONPATH": str(ROOT / "packaging/namespace")}
+        command = ["salloc", "-N1", "--gres=gpu:1", *run, "train.py", "100000", "1", "0.1"]
+        process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=file, stderr=file)
+        try:
+            base = daemon.wait_registered().pieces
+            daemon.order(1, base[0].slurm_job_id, base, (Shape(1, 1),))
+            daemon.wait_phase(1, "running")
+            wait_until(lambda: len(list(audit.read(tmp_path / "audit"))) > 20, 60, out.read_text)
+            empty_sandbox.run(["scancel", str(base[0].slurm_job_id)])
+            wait_until(lambda: process.poll() is not None, 90, out.read_text)
+        finally:
+            process.kill()
+    done = max(line["step"] for line in audit.read(tmp_path / "audit") if "step" in line)
+    saved = max(tmp_path.glob(".selastic/*/checkpoints/step-*/checkpoint.json"))
+    assert "again" not in out.read_text(), out.read_text()
+    assert int(saved.parent.name.removeprefix("step-")) >= done, out.read_text()
+    wait_until(lambda: empty_sandbox.run(["squeue", "-h"]).stdout == "", 60)

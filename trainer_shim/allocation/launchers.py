@@ -84,6 +84,16 @@ class SlurmLauncher(Companions):
         if process is not None and piece.kind == "companion":
             self._sruns[number] = process
 
+    def if_over(self, then: Callable[[], object]) -> None:
+        """`then` is called where Slurm has ended the base, and not begun its grace. What salloc holds has no batch
+        script that Slurm would tell."""
+
+        def shown(ended: Ended) -> None:
+            if ended.code == 0 and not re.search(r"JobState=(RUNNING|SUSPENDED)", ended.out.partition("\n")[0]):
+                then()
+
+        self._children.start(commands.show_job(self._base), self._env, shown)
+
     def detach(self, number: int) -> None:
         """Kill the srun of this launch. Its step goes on: what ends it with its srun is a second process of srun's,
         and that is killed too."""
@@ -126,6 +136,9 @@ class LocalLauncher:
             process = self._children.start(command, env, functools.partial(ended, node), log)
             if process is not None:
                 self._agents.setdefault(piece.slurm_job_id, []).append(process)
+
+    def if_over(self, then: Callable[[], object]) -> None:
+        """Nothing but signals to this process ends it."""
 
     def detach(self, number: int) -> None:
         """Its agents hang on nothing but this process."""

@@ -109,9 +109,8 @@ class Supervisor:
         """What timers wait for, the next one last."""
 
     def run(self) -> int:
-        end_s = self._machine.context.limits.end_s
-        self._loop.on_signal(signal.SIGTERM, lambda: self._event(JobTerminating(end_s, stop=True, code=143)))
-        self._loop.on_signal(signal.SIGINT, lambda: self._event(JobTerminating(end_s, stop=True, code=130)))
+        self._loop.on_signal(signal.SIGTERM, self._terminated)
+        self._loop.on_signal(signal.SIGINT, lambda: self._terminated(130))
         for number in NOTICES:
             self._loop.on_signal(number, lambda: self._event(NOTICE))
         self._perform(self._machine.start(time.monotonic()))
@@ -139,6 +138,9 @@ class Supervisor:
         self._disk.do(renew, lambda error: self._loop.call(self._wait_to_renew), 0.0)
 
     # --- events -----------------------------------------------------------------------------------------------
+
+    def _terminated(self, code: int = 143) -> None:
+        self._event(JobTerminating(self._machine.context.limits.end_s, stop=True, code=code))
 
     def _event(self, event: Event) -> None:
         self._perform(self._machine.handle(event, time.monotonic()))
@@ -177,6 +179,8 @@ class Supervisor:
             suspends = number == signal.SIGTSTP
             event = (NodeSuspending if suspends else NodeTerminating)(key)
             self._event(NOTICE if number in NOTICES else event)
+            if number == signal.SIGTERM and key == self._machine.context.batch_host:
+                self._launcher.if_over(self._terminated)
 
     def _unshared(self, node: str) -> None:
         """Said once: the first node is enough to see it."""
