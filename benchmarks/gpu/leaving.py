@@ -134,6 +134,7 @@ def job() -> None:
             dist.all_reduce(x)
             torch.cuda.synchronize()
             whole.append(time.perf_counter() - begun)
+            worlds.end_left()
             leaving.append(left - begun)
             free, total = torch.cuda.mem_get_info()
             used.append((total - free) / 1e6)

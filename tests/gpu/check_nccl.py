@@ -26,7 +26,7 @@ from slurm_elastic.trainer_shim.world import process_group as worlds
 from slurm_elastic.trainer_shim.world.mesh import mesh_of
 from slurm_elastic.trainer_shim.world.stores import SealedStore
 
-ROUNDS, WARM = 55, 20
+ROUNDS, WARM = 44, 15
 
 
 def sum_of(device: torch.device, group: Any = None) -> None:
@@ -67,7 +67,8 @@ def settled(bounds: dict[str, float] | None = None) -> dict[str, float]:
 
 
 def ended() -> None:
-    """Wait for the communicators that end beside."""
+    """Have the communicators end that were left, and wait for it."""
+    worlds.end_left()
     if worlds._ending is not None:
         worlds._ending.join()
 
@@ -135,6 +136,7 @@ def overlapping(check: Check) -> None:
     for number in range(200, 210):
         world = worlds.form(gate_of(number))  # torch does not hold its store
         sum_of(check.device)
+        ended()
         gate = gate_of(number + 100)
         store = SealedStore(gate.base, KEY, f"{gate.name}/pg", lambda: False, 20)
         kind: Any = dist.ProcessGroupNCCL if check.cuda and not STAND_IN else dist.ProcessGroupGloo
@@ -159,6 +161,7 @@ def several(check: Check, name: str, times: int = 3) -> None:
         begun = time.perf_counter()
         world = worlds.form(gate_of(400 + number))
         sum_of(check.device)
+        worlds.end_left()
         del world
         worlds.leave(later=True)
         took.append(time.perf_counter() - begun)
@@ -190,6 +193,7 @@ def groups(check: Check) -> None:
     for number in range(500, 505):
         world = worlds.form(gate_of(number))
         sum_of(check.device, dist.new_group([0]))
+        worlds.end_left()
         sum_of(torch.device("cpu"), dist.new_group(backend="gloo", timeout=datetime.timedelta(minutes=10)))
         mesh = mesh_of(dataclasses.replace(world, unit=1), check.device, units=True)
         if mesh is None:

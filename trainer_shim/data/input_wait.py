@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-LEAST_S = 1e-4
+LEAST_S = 3e-5
 """The thread waits that long for samples that are there: nothing stood empty."""
 
 

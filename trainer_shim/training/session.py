@@ -176,6 +176,7 @@ class Session:
         self.optimizers().schedule(progress)
         self._votes.append((coming, reader, self.replica_check.taken()))
         self.reporting.stepped(total, count, self.optimizers().first_rate(), self.model().exposed_s())
+        worlds.end_left()
         if not self._stepped:
             self._stepped = True
             if self.rank == 0:

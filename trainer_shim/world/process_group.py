@@ -226,6 +226,7 @@ def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
         timeout = datetime.timedelta(seconds=coming.forming_s / CONNECT_TRIES)
         first = timeout if LATER_BOUNDS else COLLECTIVE_TIMEOUT
         excepthook = sys.excepthook
+        wait_left()
         with deaf_when_made():
             dist.init_process_group(backend(), store=store, rank=coming.rank, world_size=coming.size, timeout=first)
             sys.excepthook = excepthook  # torch puts one more around it, which prefixes each line, with every group
@@ -276,30 +277,28 @@ def leave(later: bool = False, broken: bool = False) -> None:
 
 _left: list[Any] = []
 """The groups that were left last."""
+_communicators: list[list[Any]] = []
+"""Of groups that were left, with NCCL's communicators, which end once the next world has made its own."""
 _ending: threading.Thread | None = None
-"""What ends NCCL's communicators of the groups that were left last."""
+"""What ends them."""
 
 
 def destroy(group: Any, later: bool, broken: bool = False) -> None:
     """Destroy a group; `later` leaves its destructor, which waits 20 ms for gloo's threads, to a thread of its own, and
-    NCCL's communicators too: NCCL waits for one of its threads that looks up every 500 ms only.
+    NCCL's communicators to end_left(): NCCL waits for one of its threads that looks up every 500 ms only.
 
     Unless it is broken, the first is done with the next call only: just left, the group's threads may still let go of a
     tensor, which takes the GIL, and torch 2.4 holds that while it waits for them to end. By then they are idle.
     """
-    global _ending
     named = getattr(dist.distributed_c10d._world, "pg_map", ()) if group is dist.group.WORLD else ()
     held = [group, *named]  # a mesh's own groups end with the default one
     beside = later and torch.cuda.is_available() and hasattr(group, "shutdown")
-    if beside and _ending is not None:
-        _ending.join(ENDING_S)  # communicators that end take memory of the GPU: no heap of them
     if beside and named:
         dist.distributed_c10d._world.pg_names.clear()  # of these destroy_process_group() waits for their communicators
     del group, named
     dist.destroy_process_group(held[0])
     if beside:
-        _ending = threading.Thread(target=_end, args=(held,), name="selastic-group-end")
-        _ending.start()
+        _communicators.append(held)
     elif later and not torch.cuda.is_available():
         if broken:
             ending = held
@@ -310,12 +309,36 @@ def destroy(group: Any, later: bool, broken: bool = False) -> None:
         threading.Thread(target=ending.clear, name="selastic-group-end").start()
 
 
+def end_left() -> None:
+    """End NCCL's communicators of the groups that were left, on a thread of its own.
+
+    Called after a world's first step, when it has made its own: one that ends while another is made was seen to wait
+    for ever in its shutdown, with those that came after it (NCCL 2.28.9 on one GPU; also pytorch issue 119196).
+    """
+    global _ending
+    if _communicators:
+        groups = [group for held in _communicators for group in held]
+        _communicators.clear()
+        _ending = threading.Thread(target=_end, args=(groups,), name="selastic-group-end")
+        _ending.start()
+
+
+def wait_left() -> None:
+    """Wait, no longer than ENDING_S, for the communicators that are ending: another one is about to be made, and those
+    that end take memory of the GPU. No more than two groups are left without an end."""
+    if len(_communicators) > 1:
+        end_left()
+    if _ending is not None:
+        _ending.join(ENDING_S)
+
+
 def _end(groups: list[Any]) -> None:
     """Shut them down, those made last first as torch does, and let go of them."""
-    while len(groups) > 1:
-        with contextlib.suppress(RuntimeError):  # of a group that is broken
-            groups.pop().shutdown()
-    groups.clear()
+    while groups:
+        group = groups.pop()
+        if group not in groups:  # the default one is among those that torch has names of, too
+            with contextlib.suppress(RuntimeError):  # of a group that is broken
+                group.shutdown()
 
 
 def gather(world: World, *own: int) -> list[list[int]]:

@@ -20,8 +20,10 @@ from slurm_elastic.trainer_shim.world.process_group import (
     WorldNotFormed,
     bound,
     complete,
+    end_left,
     form,
     leave,
+    wait_left,
 )
 from slurm_elastic.trainer_shim.world.rendezvous import LeftWorld
 from slurm_elastic.trainer_shim.world.stores import SealedStore
@@ -101,9 +103,9 @@ def test_a_traceback_is_the_same_after_any_number_of_worlds() -> None:
 
 
 @pytest.mark.skipif(not hasattr(dist.ProcessGroup, "shutdown"), reason="this torch ends none by itself")
-def test_nobody_waits_for_communicators_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL takes up to 500 ms to end one: the next world forms meanwhile. Another one after it does wait, and a world
-    that is left for good."""
+def test_communicators_end_once_the_next_world_has_made_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL takes up to 500 ms to end one, and one that ends while another is made may never: they end beside the steps
+    of the next world. The world after it waits for them; no more than two are left without an end."""
     go_on, ended = threading.Event(), list[str]()
 
     def shutdown(group: dist.ProcessGroup) -> None:
@@ -112,12 +114,28 @@ def test_nobody_waits_for_communicators_that_end(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(dist.ProcessGroup, "shutdown", shutdown, raising=False)
-    for number in range(3):
+
+    def world() -> None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         dist.new_group([0])
-        leave(later=number < 2)
-        assert not dist.is_initialized()
-        assert len(ended) >= 2 * number if number else not ended
-        go_on.set()
-    wait_until(lambda: len(ended) == 6)
-    assert ended.index("1") < ended.index("0")
+
+    def ending() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "selastic-group-end"]
+
+    world()
+    leave(later=True)
+    wait_left()
+    world()
+    assert not ending()
+    end_left()
+    leave(later=True)
+    assert not dist.is_initialized()
+    assert len(ending()) == 1
+    assert not ended
+    go_on.set()
+    wait_left()
+    assert ended == ["1", "0"]
+    world()
+    leave(later=True)  # before its first step
+    wait_left()
+    assert len(ended) == 6
