@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from .codec import VERSION, Within
+from .codec import MAX_NUMBER, VERSION, Within
 from .records import record
 from .resize_state import ResizeState
 
@@ -261,11 +261,13 @@ class Tried:
     """What was seen, or why not; where Slurm or the site refused, their words."""
     seconds: Annotated[float, Within(0, 86400)] | None = None
     """How long it took, where that says something."""
+    at: Annotated[float, Within(0, MAX_NUMBER)] = 0.0
+    """When, in Unix seconds; the daemon's word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a probe found in a partition."""
+    """What a probe found in a partition; nothing that was tried: what was found there before is to be forgotten."""
 
     partition: str
     tried: tuple[Tried, ...] = ()

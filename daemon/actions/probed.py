@@ -1,7 +1,8 @@
 """What `selastic probe` found of a site, as plans use it. Pure.
 
 Promise: only what Slurm or the site refused as such rules anything out; a limit that was full, or nodes that were busy,
-say nothing of the next hour. Limit: it holds until it is probed again, however old it is.
+say nothing of the next hour. Limit: it holds until it is probed again or forgotten,
+however old it is.
 """
 
 from __future__ import annotations

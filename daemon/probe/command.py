@@ -26,6 +26,9 @@ from ..reports.record import columns
 
 DEFAULT = "Name,Outcome,Seconds,Said"
 FIELDS = columns(Finding, capitals=True)
+DAY_S = 86400.0
+OLD_S = 90 * DAY_S
+"""Findings count whatever their age; one that is older is said to be old."""
 
 
 def _gres(text: str) -> str:
@@ -52,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=_up_to(20), default=8, metavar="N", help="at most so many jobs (default: 8)")
     parser.add_argument("--minutes", type=_up_to(60), default=5, metavar="N", help="for at most so long (default: 5)")
     parser.add_argument("--show", action="store_true", help="print what is remembered, and try nothing")
+    parser.add_argument("--forget", action="store_true", help="forget what was found in the partition, and try nothing")
     parser.add_argument(
         "options", nargs="*", metavar="OPTION", help="further options of sbatch and salloc, after --: -- --account=ml"
     )
@@ -64,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if args.show:
         known = options.ask(Findings)
         wide = options.check_format(args, FIELDS, f"Partition,User,Time,{DEFAULT}")
-        options.print_answer(known, wide, known.findings, args)
+        options.print_answer(known, wide, known.findings, args, below=_old(known))
         return 0
     from ..slurm import CommandClient
     from .checks import CHECKS, Bench, tried
@@ -75,6 +79,10 @@ def run(args: argparse.Namespace) -> int:
     partition = args.partition or client.default_partition()
     if not partition:
         raise ConfigError("Slurm has no default partition; name one with --partition")
+    if args.forget:
+        whose = options.ask(Remembered, message=Probed(partition)).user
+        print(f"What was found for {_jobs(whose)} of partition {partition} is forgotten")
+        return 0
     found: list[Tried] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Scripts ignore SIGINT for what they start behind them, and nohup SIGHUP: that alone is meant.
@@ -116,5 +124,17 @@ def _told(probed: Probed) -> str:
         return "selasticd does not answer, and remembers nothing of this"
     except ElasticError as error:
         return f"selasticd remembers nothing of this: {error}"
-    jobs = f"the jobs of {whose}" if whose else "all jobs"
-    return f"selasticd goes by this for {jobs} of the partition, once it looks at the site again (site_interval_s)"
+    return (
+        f"selasticd goes by this for {_jobs(whose)} of the partition, once it looks at the site again (site_interval_s)"
+    )
+
+
+def _jobs(whose: str) -> str:
+    return f"the jobs of {whose}" if whose else "all jobs"
+
+
+def _old(known: Findings) -> list[str]:
+    """What was found so long ago that the site may do otherwise by now."""
+    old = [one for one in known.findings if options.clock() - one.at > OLD_S]
+    names = ", ".join(dict.fromkeys(f"{one.name} in {one.partition}" for one in old))
+    return [f"older than {OLD_S / DAY_S:.0f} days: {names}; probe again, or --forget"] if old else []

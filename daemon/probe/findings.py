@@ -35,5 +35,8 @@ def settings_to_write(tried: Collection[Tried]) -> list[str]:
         f"release_s = {2 * epilog:.0f}  # nodes are free {epilog:.0f} s after a job": 2 * epilog > defaults.release_s,
         "# selasticd's user has to be a coordinator or an operator: docs/how-to/install.md": "rights" in no,
         f"# in elastic requests: via={via}": no & set(DEFAULT_VIA),
+        "# two jobs on one node get the same GPUs: gres.conf is to be mended, or jobs get whole nodes": "gpus" in no,
+        "# nodes do not reach each other: docs/how-to/sites.md#several-networks-names-that-mean-nothing": "network"
+        in no,
     }
     return [line for line, holds in lines.items() if holds]

@@ -22,8 +22,9 @@ echo "$? $(( ($(date +%s%N) - start) / 1000000 ))"
 """
 """A command in the environment of a supervisor's; the last line is its exit status and its milliseconds."""
 
-GPUS = """nvidia-smi -L 2>/dev/null | sed -n 's/.*UUID: \\([^)]*\\)).*/\\1/p' | grep . ||
+GPUS = """nvidia-smi -i "$CUDA_VISIBLE_DEVICES" --query-gpu=uuid --format=csv,noheader 2>/dev/null ||
 echo "$CUDA_VISIBLE_DEVICES $ROCR_VISIBLE_DEVICES" | tr , ' '"""
+"""The job's own: where devices are not constrained nvidia-smi alone shows every GPU of the node."""
 
 LISTEN = """
 import json, socket, subprocess

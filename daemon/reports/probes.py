@@ -48,8 +48,8 @@ class Remembered:
 
 
 def findings(partition: str, user: str, at: float, tried: Iterable[Tried]) -> tuple[Finding, ...]:
-    """Rows of one probe."""
-    return tuple(made_from(Finding, one, partition=partition, user=user, at=at) for one in tried)
+    """Rows of one probe, which was last at this time; what it did not try was found by an earlier one."""
+    return tuple(made_from(Finding, one, partition=partition, user=user, at=one.at or at) for one in tried)
 
 
 def probes(store: Store, viewer: Viewer) -> Findings:

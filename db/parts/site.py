@@ -7,7 +7,7 @@ what follows from it is not decided here.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
@@ -102,17 +102,20 @@ class Probes(StorePart):
             return self._probes
 
     def save(self, row: ProbeRow) -> None:
-        """Keep what was found, in place of what was found there before; what was not tried stays as it was."""
+        """Keep what was found, in place of what was found there before; what was not tried stays as it was. Where
+        nothing at all was tried, what was found before is forgotten."""
         mine, before = _PROBED.c.user == row.user, dict[str, Tried]()
         for known in self.all():
             if (known.user, known.partition) == (row.user, row.partition):
                 before = {one.name: one for one in known.tried}
-        tried = [before.get(one.name, one) if one.outcome == NOT_TRIED else one for one in row.tried]
+        new = {one.name: replace(one, at=row.at) for one in row.tried}
+        tried = [before.get(name, one) if one.outcome == NOT_TRIED else one for name, one in new.items()]
         with self._db.lock:
             with self._db.write() as connection:
                 connection.execute(delete(_PROBED).where(mine, _PROBED.c.partition == row.partition))
                 values = {"user": row.user, "partition": row.partition, "at": row.at}
-                connection.execute(insert(_PROBED).values(**values, tried=[asdict(one) for one in tried]))
+                if tried:
+                    connection.execute(insert(_PROBED).values(**values, tried=[asdict(one) for one in tried]))
                 surplus = select(_PROBED.c.partition).where(mine).order_by(_PROBED.c.at.desc()).offset(MOST_PROBED)
                 for name in connection.execute(surplus.limit(MOST_PROBED)).scalars().all():
                     connection.execute(delete(_PROBED).where(mine, _PROBED.c.partition == name))

@@ -73,13 +73,16 @@ def test_without_rights_and_within_its_jobs(
         conf.unlink()
 
 
-def test_nothing_is_left_after_ctrl_c(empty_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_nothing_is_left_after_a_signal(
+    empty_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
     """In the middle, with a job that runs: it is cancelled, and the exit status is that of an interrupt. Also where a
     script has started it in the background, whose processes ignore SIGINT."""
     monkeypatch.setenv("SLURM_CONF", empty_sandbox.env["SLURM_CONF"])
     with probing(ignored=signal.SIGINT) as probe:
-        wait_until(lambda: "2/11" in probe.said, 60, lambda: probe.said)
+        wait_until(lambda: "1/11" in probe.said, 60, lambda: probe.said)
         assert "selastic-probe-" in left_of_probes(empty_sandbox)
-        os.kill(probe.pid, signal.SIGINT)
+        os.kill(probe.pid, number)
         assert probe.ended() == 130
         assert left_of_probes(empty_sandbox) == "" and probe.out == ""

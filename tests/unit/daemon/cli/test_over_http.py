@@ -260,7 +260,7 @@ def test_pin_and_unpin(daemon: Daemon, run: Run) -> None:
     assert daemon.woken == ["pin"] * 3
 
 
-def test_probes_are_remembered_for_whom_they_count(daemon: Daemon, run: Run) -> None:
+def test_probes_are_remembered_for_whom_they_count(daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """An admin's for the site, a user's for that user's jobs; each sees the own ones and the site's."""
     tried = (Tried("salloc", "refused", "use sbatch"), Tried("sbatch", "works", "on n1", 0.5))
     daemon.caller.viewer = Viewer(0, admin=True)
@@ -280,6 +280,18 @@ def test_probes_are_remembered_for_whom_they_count(daemon: Daemon, run: Run) -> 
     daemon.caller.viewer = Viewer(0, admin=True)
     assert len(run("probe", "--show", "-n")[1].splitlines()) == 4
     assert [event.kind for event in daemon.store.events.of(0)] == ["probed"] * 3
+    monkeypatch.setattr(options, "clock", lambda: steady_now() + 91 * 86400)
+    assert run("probe", "--show")[1].endswith(
+        "older than 90 days: salloc in gpu, sbatch in gpu; probe again, or --forget\n"
+    )
+    assert run("probe", "--forget", "-r", "gpu")[:2] == (
+        0,
+        "What was found for all jobs of partition gpu is forgotten\n",
+    )
+    assert {line.split("|")[1] for line in run("probe", "--show", "-nP")[1].splitlines()} == {
+        Viewer(2).name,
+        Viewer(60).name,
+    }
     for wrong in (
         Probed("p" * 256),
         Probed("gpu", tried * 30),

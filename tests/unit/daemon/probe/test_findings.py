@@ -23,6 +23,8 @@ from slurm_elastic.protocol.messages import REFUSED, WORKS, Tried
         ([Tried("shrink", REFUSED, "fixed")], {"release_by": "job"}, "via=companion+component"),
         ([Tried(name, REFUSED, "no") for name in ("salloc", "sbatch")], {}, "via=shrink+component"),
         ([Tried("rights", REFUSED, "may not")], {}, "coordinator or an operator"),
+        ([Tried("gpus", REFUSED, "both 0")], {}, "# two jobs on one node get the same GPUs"),
+        ([Tried("network", REFUSED, "n2 does not reach n1")], {}, "# nodes do not reach each other"),
     ],
 )
 def test_settings(tried: list[Tried], settings: dict[str, Any], said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from slurm_elastic.db.parts.site import FORGET_S, MOST_PROBED
@@ -62,11 +63,14 @@ def test_the_last_probe_of_a_partition_counts(tmp_path: Path) -> None:
             store.probes.save(row)
         store.probes.save(ProbeRow("ada", "gpu", 2.5, (works,)))
         store.probes.save(ProbeRow("ada", "gpu", 3.0, (Tried("salloc", "not tried", "no node was free"),)))
-    kept = (ProbeRow("", "gpu", 1.0, (refused,)), ProbeRow("ada", "gpu", 3.0, (works,)))
+    kept = (
+        ProbeRow("", "gpu", 1.0, (replace(refused, at=1.0),)),
+        ProbeRow("ada", "gpu", 3.0, (replace(works, at=2.5),)),
+    )
     with Store.open(url) as store:
         assert store.probes.all() == kept
         for number in range(MOST_PROBED):
-            store.probes.save(ProbeRow("ada", f"p{number}", 10.0 + number, ()))
+            store.probes.save(ProbeRow("ada", f"p{number}", 10.0 + number, (works,)))
         assert (
             len(store.probes.all()) == MOST_PROBED + 1
             and kept[1] not in store.probes.all()
