@@ -39,6 +39,7 @@ class EventKind(Explained):
     RUNNING = "running", "the training runs, and not because of a resize: at the start and after a restart"
     STALLED = "stalled", "no step has been done for long; the detail says where the ranks wait"
     STEPS_AGAIN = "steps_again", "steps are done again"
+    ENDING = "ending", "the job was told that Slurm is about to end it; it grows no more"
     SHRINK = "shrink", "Slurm is asked to take nodes from a Slurm job"
     CANCEL = "cancel", "Slurm is asked to end a companion or a component"
     REQUEUE = "requeue", "Slurm is asked to put the job back into the queue"

@@ -202,8 +202,8 @@ class PoolAllocation:
             return Reason.GROW_SHARE if gpus > m.running.gpus else Reason.SHRINK_SHARE
 
     def _why_kept(self, running: RunningJob) -> Reason:
-        if running.state.stalled:
-            return Reason.KEEP_STALLED
+        if running.state.given_nothing:
+            return running.state.given_nothing
         if running.until is None or self.inputs.now >= running.until:
             needless = running.can_add or running.gpus >= running.job.request.max_gpus
             why = "" if needless else registry.no_addition(running, running.site)

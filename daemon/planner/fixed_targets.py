@@ -31,8 +31,8 @@ def fixed_target(context: RoundContext, running: RunningJob) -> TargetSize | Non
     taken_back = take_back(running) if running.stuck and not forced and not failed_lately(running) else None
     if taken_back is not None:
         return taken_back
-    if pinned is not None and pinned > running.gpus and running.state.stalled:
-        return TargetSize(running, running.gpus, running.batch, Reason.KEEP_STALLED, 0.0)
+    if pinned is not None and pinned > running.gpus and (nothing := running.state.given_nothing):
+        return TargetSize(running, running.gpus, running.batch, nothing, 0.0)
     if pinned is not None and failed_lately(running) and (pinned > running.gpus or _by_requeue(running)):
         return TargetSize(running, running.gpus, running.batch, Reason.KEEP_FAILED, 0.0)
     if pinned is not None and pinned > running.gpus + context.more(running, pinned):

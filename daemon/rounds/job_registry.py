@@ -49,6 +49,7 @@ class JobRegistry:
         self._lock = threading.Lock()
         self._requests: dict[int, str] = {}
         self._finished: dict[int, int] = {}
+        self._ending: set[int] = set()
         self._reference: dict[int, tuple[int, int]] = {}
         self._heard: set[int] = set()
         self._asked_again: set[int] = set()
@@ -67,6 +68,7 @@ class JobRegistry:
         """A supervisor has registered: a training that was over has started again."""
         with self._lock:
             self._finished.pop(job_id, None)
+            self._ending.discard(job_id)
 
     def registered(self, job_id: int) -> None:
         """What the supervisor trains on is in the store."""
@@ -94,6 +96,15 @@ class JobRegistry:
         """The supervisor has reported the end of the training and its exit code."""
         with self._lock:
             self._finished[job_id] = exit_code
+
+    def ends(self, job_id: int) -> None:
+        """The job was told that Slurm is about to end it."""
+        with self._lock:
+            self._ending.add(job_id)
+
+    def is_ending(self, job_id: int) -> bool:
+        """Whether it was told so since its supervisor registered."""
+        return job_id in self._ending
 
     def is_finished(self, job_id: int) -> bool:
         """Whether the training is over, though Slurm may still list the job."""
@@ -185,6 +196,7 @@ class JobRegistry:
     def _end(self, job_id: int, by_slurm: str) -> None:
         with self._lock:
             code = self._finished.pop(job_id, None)
+            self._ending.discard(job_id)
             self._requests.pop(job_id, None)
             self._reference.pop(job_id, None)
             self._heard.discard(job_id)

@@ -20,6 +20,7 @@ from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import (
     CHECKPOINTED,
+    ENDING,
     FINISHED,
     STALLED,
     STEPS_AGAIN,
@@ -165,8 +166,10 @@ class DaemonController:
             self.registry.finished(job_id, phase.exit_code)
         elif phase.phase in (STALLED, STEPS_AGAIN):
             self.store.allocations.stall(job_id, at - phase.pause_s if phase.phase == STALLED else 0.0)
+        elif phase.phase == ENDING:
+            self.registry.ends(job_id)
         self._note_reach(job_id, phase, now)
-        if resize is not None and phase.phase not in (FINISHED, STALLED, STEPS_AGAIN):
+        if resize is not None and phase.phase not in (FINISHED, STALLED, STEPS_AGAIN, ENDING):
             self.store.resizes.advance(phase.resize, ResizeState(phase.phase), phase.detail, at=now)
         self._record(job_id, phase, now)
         if phase.phase in (
@@ -361,7 +364,7 @@ class DaemonController:
 
 
 def _event_of(phase: Phase) -> EventKind:
-    if phase.phase in (FINISHED, STALLED, STEPS_AGAIN):
+    if phase.phase in (FINISHED, STALLED, STEPS_AGAIN, ENDING):
         return EventKind(phase.phase)
     state = ResizeState(phase.phase)
     by_itself = state is ResizeState.RUNNING and not phase.resize

@@ -23,6 +23,7 @@ from slurm_elastic.protocol.api.routes import ResizeQuery
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed
 from slurm_elastic.protocol.messages import (
     CHECKPOINTED,
+    ENDING,
     STALLED,
     STEPS_AGAIN,
     Grant,
@@ -40,7 +41,7 @@ POLL_S = 50.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
 LONGEST_REFUSAL = 1000
-KNOWN_SINCE = {STALLED: 3, STEPS_AGAIN: 3, CHECKPOINTED: 4}
+KNOWN_SINCE = {STALLED: 3, STEPS_AGAIN: 3, CHECKPOINTED: 4, ENDING: 4}
 """The first version of the messages with these phases: an older daemon is not told of them."""
 REFUSAL_S = 3600.0
 """After which a daemon that is not understood is spoken to again as if it were."""

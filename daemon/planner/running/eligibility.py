@@ -40,7 +40,7 @@ def running_job(
     frozen = _frozen(job, state, pieces, registered, bool(kept))
     growth = _open_growth(state, pieces) if registered else None
     rest = Rest() if frozen else rested(cooled(state, settings, now), state, settings, now)
-    works, gpus = not state.stalled, sum(piece.gpus for piece in pieces)
+    more, gpus = state.given_nothing is None, sum(piece.gpus for piece in pieces)
     smaller = rest.most is None or any(gpus < size <= rest.most for size in sizes(job))
     return RunningJob(
         job=job,
@@ -50,11 +50,11 @@ def running_job(
         stuck=without(held, left - kept) if kept else (),
         frozen=frozen or rest.frozen,
         growing=growth is not None,
-        may_grow=rest.may_grow and works and smaller,
+        may_grow=rest.may_grow and more and smaller,
         may_shrink=rest.may_shrink,
-        may_rebatch=rest.may_rebatch and works,
+        may_rebatch=rest.may_rebatch and more,
         until=rest.until,
-        weight=weight_of(job.request, settings) * (1.0 if works else STALLED_WEIGHT),
+        weight=weight_of(job.request, settings) * (STALLED_WEIGHT if state.stalled else 1.0),
         site=site,
         most=rest.most,
         fresh_until=rest.fresh_until,

@@ -12,6 +12,7 @@ from slurm_elastic.protocol.records import record
 
 from ...actions.refusals import Refusal
 from ...optimizer.job_view import Model
+from ...text.reasons import Reason
 from .reports import Remaining, trusted_noise
 
 
@@ -54,6 +55,8 @@ class JobState:
     """Time of its youngest report."""
     slow: Mapping[str, float] = field(default_factory=dict)
     """Node -> share of every step that all wait for it, as the present world measured it."""
+    ending: bool = False
+    """It was told that Slurm is about to end it: it would refuse whatever does not make it smaller."""
     gave_in_vain: bool = False
     """What its last resize gave up for a waiting job was not taken."""
     refused: Mapping[EventKind, Refusal] = field(default_factory=dict)
@@ -79,6 +82,13 @@ class JobState:
     def stalled(self) -> bool:
         """Whether its training does no step."""
         return self.in_use is not None and self.in_use.stalled_since > 0
+
+    @property
+    def given_nothing(self) -> Reason | None:
+        """Why it gets no more, whoever wants that; None: it may."""
+        if self.ending:
+            return Reason.KEEP_ENDING
+        return Reason.KEEP_STALLED if self.stalled else None
 
     @property
     def measured(self) -> bool:

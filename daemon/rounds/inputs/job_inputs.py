@@ -89,6 +89,7 @@ class JobInputs:
                 slow=slow_nodes(report, in_use[job_id]),
                 refused=refused.get(job_id, _NOTHING),
                 gave_in_vain=job_id in in_vain,
+                ending=self._registry.is_ending(job_id),
             )
         return found
 

@@ -9,7 +9,7 @@ left here; selasticd gives them back to Slurm.
 from __future__ import annotations
 
 from slurm_elastic.protocol.json_lines import Message
-from slurm_elastic.protocol.messages import Piece, Resize, Unreached
+from slurm_elastic.protocol.messages import ENDING, Piece, Resize, Unreached
 
 from ...allocation.pieces.events import JobTerminating, ResizeCame
 from . import events
@@ -246,6 +246,8 @@ class Resizes(Part):
 
     def _job_terminating(self, event: JobTerminating) -> None:
         running = self._context.resize
+        if not self._context.ending:
+            self._context.report_phase(0, ENDING)
         self._context.ending = True
         gives = running is not None and not running.awaited and running.keep != self._context.pieces
         if running is not None and not running.agreed and (event.stop or not gives):

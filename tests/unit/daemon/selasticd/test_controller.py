@@ -20,7 +20,7 @@ from slurm_elastic.daemon.reports.record import columns
 from slurm_elastic.daemon.reports.status import JobStatus, status
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
-from slurm_elastic.protocol.messages import CHECKPOINTED, Grant, Phase, Piece, Registration, Resize, Unreached
+from slurm_elastic.protocol.messages import CHECKPOINTED, ENDING, Grant, Phase, Piece, Registration, Resize, Unreached
 from slurm_elastic.protocol.resize_state import ResizeState
 
 
@@ -247,6 +247,22 @@ def test_a_training_that_stands_still_is_a_state_of_its_job(world: World) -> Non
     world.controller.phase(job_id, Phase(0, "running", 2, pieces, 240, world.slurm.now))
     (row,) = status(world.store, viewer, world.slurm.now)
     assert row.stalled_since is None and row.reason != "keep_stalled"
+
+
+def test_a_job_that_is_about_to_end_is_ordered_nothing(world: World) -> None:
+    """Until its supervisor registers anew, as after a requeue."""
+    job = world.elastic()
+    job.step()
+    job.report()
+    pieces = (Piece(job.job_id, "base", ("n1",), 4, "a100"),)
+    world.controller.phase(job.job_id, Phase(0, ENDING, 1, pieces, 240, world.slurm.now))
+    world.rounds.run()
+    assert world.store.resizes.of(job.job_id) is None
+    (row,) = status(world.store, Viewer(0, admin=True), world.slurm.now)
+    assert row.reason == "keep_ending" and world.store.events.of(job.job_id)[-1].kind == "ending"
+    register(world, job.job_id, registration(*pieces))
+    world.rounds.run()
+    assert world.store.resizes.of(job.job_id) is not None
 
 
 def test_a_job_is_told_how_long_nodes_last_and_says_how_often_it_saves(world: World) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plan_cases import NOW, SETTINGS, World, closed, order, row
+from plan_cases import NOW, SETTINGS, World, closed, order, row, seen
 from store_records import resize_row
 
 from slurm_elastic.daemon.planner.running.eligibility import weight_of
@@ -48,6 +48,28 @@ def test_a_pin_to_another_size_moves_the_job_there() -> None:
 def stalled(world: World, job_id: int, nodes: str) -> None:
     pieces = (Piece(job_id, "base", tuple(nodes.split()), 4, "a100"),)
     world.state(job_id, in_use=InUse(job_id, 0, pieces, 256, 0.0, 0.0, stalled_since=NOW - 400))
+
+
+def test_a_job_that_is_about_to_end_is_given_nothing_and_gives_as_ever() -> None:
+    """No GPU, pinned or not, and no other batch."""
+    world = World(4)
+    world.job(1, "n1")
+    world.state(1, ending=True)
+    plan = world.plan()
+    assert plan.resizes == () and row(plan, 1).reason == Reason.KEEP_ENDING.value
+    world.state(1, pinned=8)
+    assert world.plan().resizes == ()
+    other = World(1)
+    other.job(1, "n1", "elastic:gpus=2-4,batch=64-4096")
+    other.state(1, observations=(seen(4, 1.0, 256), seen(4, 1.5, 512)))
+    assert order(other.plan(), 1).batch != 256
+    other.state(1, ending=True)
+    assert other.plan().resizes == ()
+    crowded = World(2)
+    crowded.job(1, "n1 n2")
+    crowded.state(1, ending=True)
+    crowded.cluster.wait(9)
+    assert order(crowded.plan(), 1).gpus == 4
 
 
 def test_a_job_that_does_no_step_is_never_grown_and_gives_first() -> None:

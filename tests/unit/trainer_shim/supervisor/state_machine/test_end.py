@@ -39,6 +39,15 @@ def test_all_done_is_zero() -> None:
     assert (last.phase, last.step, last.samples) == ("finished", 9, 9)
 
 
+def test_selasticd_hears_once_that_the_job_is_about_to_end() -> None:
+    """Of all the notices of a grace, so that it orders nothing that would be refused."""
+    drive = Drive().up()
+    drive(NodeTerminating((10, "n1")))
+    drive(NodeTerminating((10, "n2")))
+    drive(JobTerminating(60.0, stop=False))
+    assert drive.phases(0).count("ending") == 1
+
+
 def test_script_that_does_not_train_ends_well() -> None:
     """A script that exits with 0 before any loop is no failure."""
     drive = Drive()
