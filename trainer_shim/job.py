@@ -25,7 +25,7 @@ from .loops.iterations import OwnLoop, Share
 from .loops.leaving import failed, on_purpose
 from .loops.once import before_loop, check_kept, on_each_node, on_rank_0, save
 from .numerics import batch as batches
-from .parallel.choice import check_has_values, strategy_of
+from .parallel.choice import check_combine, check_has_values, strategy_of
 from .parallel.deterministic import prepare
 from .parallel.strategy import Wrapped
 from .state.trackers import Tracker
@@ -55,6 +55,7 @@ def join(
     deterministic: bool | int = False,
     safe_globals: Sequence[Callable[..., Any]] = (),
     same_inputs: bool = False,
+    combine: str = "mean",
 ) -> Job:
     """Take part in the training.
 
@@ -73,6 +74,7 @@ def join(
     shards that a batch is computed in, and so the most ranks that share the work; True: batch.SHARDS. safe_globals:
     types that checkpoints may hold besides tensors, plain values and NumPy's, as torch.serialization.add_safe_globals()
     takes them. same_inputs: whether ranks compute on the same inputs on purpose, which ends the training otherwise.
+    combine: what all ranks step with, made of their gradients: "mean", over all samples.
     Raises TrainingError for a value that is not accepted.
     """
     if lr == "auto":
@@ -82,11 +84,12 @@ def join(
     each = batches.check_slice(slice, batch_sizes, os.environ.get("SELASTIC_SLICE"))
     size = batches.check_unit(unit, os.environ.get("SELASTIC_GROUP"))
     shards = batches.check_deterministic(deterministic, lr)
+    check_combine(combine, shards, lr)
     if _current:
         raise TrainingError("join() was called twice in one process; call it once, and hand the job on")
     if shards:
         prepare()
-    tuning = Tuning(batch, max_batch, lr, micro_batch, seed, ramp, each, shards)
+    tuning = Tuning(batch, max_batch, lr, micro_batch, seed, ramp, each, shards, combine)
     job = Job(Session(Membership(unit=size or 1), tuning, checkpoints, checkpoint_every_s, safe_globals), size)
     job._session.replica_check.same_inputs = same_inputs
     _current.append(job)
@@ -140,11 +143,18 @@ class Job(JobProperties):
         optimization = OptimizerSteps(self._tuning, optimizer, scheduler, scaler)
         check_wrap(model, optimization.optimizers, optimization.schedulers)
         parallel = strategy_of(
-            strategy, model, optimization.optimizers, options, self._unit, self._tuning.shards, self.device
+            strategy,
+            model,
+            optimization.optimizers,
+            options,
+            self._unit,
+            self._tuning.combine,
+            self._tuning.shards,
+            self.device,
         )
         parallel.on_error = self._session.world_switch.broke
-        parallel.measures = not optimization.scaled
-        self._tuning.wants_noise = not optimization.scaled and (
+        parallel.measures = not optimization.scaled and parallel.reduction.averages
+        self._tuning.wants_noise = parallel.measures and (
             self._session.membership.client is not None or self._tuning.rule == "adascale"
         )
         self._state.keep("Model", model, own=True)

@@ -137,10 +137,10 @@ class Counted:
 
 def check_options(options: Mapping[str, Any], adapter: str) -> None:
     """Raise TrainingError for options of join() that a framework's own loop does not support."""
-    for name in ("unit", "deterministic"):
-        if options.get(name):
+    for name in ("unit", "deterministic", "combine"):
+        if options.get(name) and options[name] != "mean":
             raise TrainingError(
-                f"{adapter}({name}=...) is not possible: a framework's loop trains whole replicas, step by step; "
+                f"{adapter}({name}=...) is not possible: a framework's loop averages whole replicas, step by step; "
                 f"accepted: a loop of your own with job.step(), and elastic.join({name}=...)"
             )
 

@@ -103,7 +103,8 @@ class Micro:
     """Whether the noise scale is measured in this step."""
     weight: int
     """How many of them count: all, or none where a rank has no share of a short last step, and only communicates."""
-
+    rank_samples: int
+    """This rank's in the whole step."""
     shard: int = -1
     """The part of a deterministic step that this belongs to, ..."""
     place: int = 0
@@ -210,11 +211,12 @@ class MicroBatches:
             own = share_of(total, slicing.batch, slicing.ranks, slicing.rank, slicing.each)
             if own:  # whole, as nearly always
                 part = range(cursor + own.start, cursor + own.stop)
-                return [Micro(self.version, cursor, total, 0, 1, self._take(part), measured, len(part))]
+                return [Micro(self.version, cursor, total, 0, 1, self._take(part), measured, len(part), len(part))]
         places = positions_of(cursor, self.samples, slicing)
         # Where a rank has no share: one or two samples (batch normalisation refuses one), without weight.
         padding = range(cursor, cursor + (min(2, total) if slicing.each == 1 else slicing.each))
         places = places or [(range(0), -1, 0, False)]
+        rank_samples = sum(len(part) for part, *_ in places)
         return [
             Micro(
                 self.version,
@@ -225,6 +227,7 @@ class MicroBatches:
                 self._take(part or padding),
                 measured,
                 len(part),
+                rank_samples,
                 shard,
                 place,
                 ends,

@@ -167,7 +167,7 @@ class StreamMicroBatches(MicroBatches):
         parts = micros_of(range(len(own)), limit, max(1, least(total, self._slicing)), each)
         chosen = [tuple(own[part.start : part.stop]) or padding for part in parts]
         return [
-            Micro(self.version, cursor, total, number, len(parts), samples, measured, len(part))
+            Micro(self.version, cursor, total, number, len(parts), samples, measured, len(part), len(own))
             for number, (part, samples) in enumerate(zip(parts, chosen, strict=True))
         ]
 

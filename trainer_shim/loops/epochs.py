@@ -17,7 +17,6 @@ from slurm_elastic.protocol.errors import TrainingError
 from ..control.worker_client import ComingWorld
 from ..data.loader import Feed, to_device
 from ..data.sampling import COMPUTED_FROM, Micro, mix, seed_all
-from ..numerics import batch as batches
 from ..training.session import Session
 from ..world.agreement import TallyReader
 from .iterations import OwnLoop
@@ -187,12 +186,17 @@ class EpochLoop:
     def scale(self, micro: Micro, weight: float | None = None) -> float:
         """The factor for the mean loss of a micro batch."""
         own = micro.weight if weight is None else weight / self._session.state.progress.per_sample
-        return batches.loss_scale(own, self._session.model().averaged_over, micro.total)
+        return self._session.model().scale(own, micro)
 
     def _weighed(self, micro: Micro, loss: torch.Tensor, given: float | torch.Tensor | None) -> float | None:
         """The weight of a micro batch's loss, as the script has given it."""
         if given is None:
             return None
+        if not self._session.model().reduction.averages:
+            raise TrainingError(
+                f"job.step(weight=...) does not go with join(combine={self._session.tuning.combine!r}); accepted: "
+                "job.step(loss), or combine='mean'"
+            )
         weight = float(given)
         if not 0 <= weight < math.inf:
             raise TrainingError(f"job.step(weight={weight}) is not accepted; accepted: a number, from 0")

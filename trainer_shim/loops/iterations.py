@@ -25,7 +25,7 @@ from slurm_elastic.protocol.errors import TrainingError
 from ..control.worker_client import ComingWorld
 from ..data.sampling import Micro, mix, seed_all
 from ..numerics.batch import slice_of
-from ..parallel.choice import check_cuts, check_has_values
+from ..parallel.choice import check_cuts, check_has_values, check_together
 from ..parallel.own_backward import OwnBackward, OwnModel, Replica
 from ..state.variables import Variables
 from ..training.checks import check_model
@@ -110,9 +110,7 @@ class OwnLoop:
         if session.strategy not in (None, self._strategy):
             raise TrainingError(f"{call} was called after job.wrap(); accepted: one of the two ways")
         check_model(call, model)
-        if unit is not None or tuning.shards:
-            name = "deterministic" if tuning.shards else "unit"
-            raise TrainingError(f"join({name}=...) does not go with {call}; accepted: job.wrap()")
+        check_together(tuning.combine, tuning.shards, unit, call)
         if not tuning.fixed and tuning.max_batch not in (None, tuning.base):
             raise TrainingError(
                 f"join(max_batch={tuning.max_batch}) does not go with {call}: a loop of the script's own "

@@ -1,8 +1,8 @@
-"""Which strategy is meant by what join() and wrap() were given."""
+"""What join() and wrap() were given: which strategy and reduction are meant, and whether they go together."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -11,7 +11,36 @@ from slurm_elastic.protocol.errors import TrainingError
 
 from .ddp import Replicated
 from .deterministic import Deterministic
+from .reduction.base import ByBucket
+from .reduction.fixed_order import FixedOrder
+from .reduction.mean import Mean
 from .strategy import Strategy
+
+REDUCTIONS: dict[str, type[ByBucket]] = {"mean": Mean}
+"""What join(combine=...) may say."""
+FIXED_ORDER = "fixed order"
+"""What join(deterministic=...) stands for."""
+DDP, FSDP = "job.wrap(strategy='ddp')", "job.wrap(strategy='fsdp')"
+
+
+class Row(NamedTuple):
+    """What goes together."""
+
+    reduction: str
+    call: str
+    """How the model is spread over the ranks."""
+    units: bool = False
+    """Whether several ranks may hold a replica together, join(unit=...)."""
+
+
+TOGETHER = (
+    Row("mean", DDP, units=True),
+    Row("mean", FSDP, units=True),
+    Row("mean", "job.replicate()"),
+    Row("mean", "job.shard()"),
+    Row(FIXED_ORDER, DDP),
+)
+"""Nothing else does."""
 
 
 def check_has_values(call: str, module: nn.Module) -> None:
@@ -37,29 +66,52 @@ def check_cuts(call: str, instead: str, module: nn.Module, device: torch.device)
         )
 
 
+def check_combine(combine: object, shards: int, lr: str) -> None:
+    """Raise TrainingError for what join() does not accept."""
+    if combine not in REDUCTIONS:
+        raise TrainingError(f"join(combine={combine!r}) is not known; accepted: {', '.join(map(repr, REDUCTIONS))}")
+    others = [(shards, "deterministic=..."), (lr == "adascale", "lr='adascale'")]
+    for given, option in others if combine != "mean" else ():
+        if given:
+            raise TrainingError(f"join({option}) does not go with combine={combine!r}; accepted: combine='mean'")
+
+
+def check_together(combine: str, shards: int, unit: int | None, call: str) -> None:
+    """Raise TrainingError where TOGETHER has no such row. shards: of a deterministic step, or 0; unit: ranks of a
+    replica."""
+    name = FIXED_ORDER if shards else combine
+    if any(row[:2] == (name, call) and (row.units or unit is None) for row in TOGETHER):
+        return
+    asked = [("deterministic", shards or None), ("combine", None if combine == "mean" else combine), ("unit", unit)]
+    options = ", ".join(f"{option}=..." for option, value in asked if value is not None)
+    calls = [row.call for row in TOGETHER if row.reduction == name and (row.units or unit is None)]
+    raise TrainingError(f"join({options}) does not go with {call}; accepted: {' or '.join(calls) or 'one of them'}")
+
+
 def strategy_of(
     name: str,
     module: nn.Module,
     optimizers: list[Any],
     options: dict[str, Any],
     unit: int | None,
+    combine: str,
     shards: int,
     device: torch.device,
 ) -> Strategy:
-    """The strategy of that name. unit: ranks of a replica, shards: those of a deterministic step, both from join().
-    device: where this worker computes.
+    """The strategy of that name. unit: ranks of a replica, combine, shards: how gradients are combined, all from
+    join(). device: where this worker computes.
 
     Raises TrainingError for an unknown one, and for what does not go together.
     """
     if name not in ("ddp", "fsdp"):
         raise TrainingError(f"job.wrap(strategy={name!r}) is not known; accepted: 'ddp', 'fsdp'")
+    check_together(combine, shards, unit, DDP if name == "ddp" else FSDP)
     if shards:
-        if name != "ddp" or unit is not None:
-            raise TrainingError("join(deterministic=True) accepts whole replicas: strategy='ddp', without a unit")
-        return Deterministic(module, options, shards)
+        return Deterministic(module, options, FixedOrder(shards))
+    reduction = REDUCTIONS[combine]()
     if name == "ddp" and unit is None and "parallelize" not in options:
         check_has_values("job.wrap(strategy='ddp')", module)
-        return Replicated(module, options)
+        return Replicated(module, options, reduction)
     from .fsdp import Sharded
 
     if name == "fsdp":

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,6 +27,8 @@ from ..world.process_group import World
 from .compiled import Calls, total
 from .exposed_communication import ExposedCommunication
 from .gradient_norms import GradientNorms, Squares
+from .reduction.base import ByBucket
+from .reduction.mean import Mean
 from .strategy import Strategy
 
 UNSYNCED: dict[str, Any] = (
@@ -134,16 +137,18 @@ class _Outer(nn.Module):
 class Replicated(Strategy):
     """A module replicated over the ranks (strategy "ddp"). One rank alone runs it bare."""
 
-    def __init__(self, module: nn.Module, ddp_options: dict[str, Any]) -> None:
+    def __init__(self, module: nn.Module, ddp_options: dict[str, Any], reduction: ByBucket | None = None) -> None:
         check_options("job.wrap", ddp_options, "strategy, scaler, parallelize, and ")
-        super().__init__(module)
+        self._by_bucket = reduction or Mean()
+        super().__init__(module, self._by_bucket)
         self.ddp_options = {"gradient_as_bucket_view": True, **ddp_options}
         self._at_outputs = bool(ddp_options.get("find_unused_parameters") or ddp_options.get("static_graph"))
         self._ddp: DistributedDataParallel | None = None
         self._outer: _Outer | None = None
-        self._ranks = 1
         self._trained = Trained(module)
         self._called = False
+        self._share = 0.0
+        """Of the step under way, this rank's."""
         self._rows = self._most_rows = 0
         """Of the micro batch under way, and the most so far of a step."""
         self._bypass = 0
@@ -158,11 +163,15 @@ class Replicated(Strategy):
 
     def connect(self, world: World) -> None:
         # Nothing is broadcast here: that all ranks hold the same parameters before the first step is the caller's care.
-        self._ranks, self._world = world.size, world
+        self._world = world
         self._trained.told()
         self._calls.enter(world)
         self._norms.over(self.module.parameters(), shared=world.size > 1)
         if world.size == 1:
+            return
+        if not self.reduction.averages:
+            self._ddp = DistributedDataParallel(self.module, **UNSYNCED, **self.ddp_options)
+            self._ddp.register_comm_hook(None, lambda state, bucket: self._combine(bucket))
             return
         hidden = nn.Parameter(torch.zeros(VOTE_SIZE, dtype=self._dtype, device=self._device))
         self._outer = _Outer(self.module, hidden, self._at_outputs)
@@ -178,11 +187,10 @@ class Replicated(Strategy):
             return run
 
         def run(*args: Any, **kwargs: Any) -> None:
-            if self._outer is None or self._ddp is None:
+            if self._ddp is None:
                 raise AssertionError("no world to rehearse in")
             self._ddp.require_backward_grad_sync = False  # nobody is there
-            loss = total(self._wrapped(*args, **kwargs))
-            torch.autograd.backward((loss, self._outer.hidden), (None, self._outer.values))
+            self._differentiate(total(self._wrapped(*args, **kwargs)))
 
         try:
             self._calls.rehearse(rows, enter)
@@ -234,14 +242,11 @@ class Replicated(Strategy):
             raise AssertionError("called outside a world")
         return self._ddp(*args, **kwargs)
 
-    @property
-    def averaged_over(self) -> int:
-        return self._ranks
-
     def expect(self, micro: Micro) -> None:
         self._called = self.void = False
         self._calls.expect(len(micro.indices))
         self._rows, self._most_rows = len(micro.indices), max(self._most_rows, micro.total)
+        self._share = micro.rank_samples / micro.total
         self._norms.begin(micro.measured and self.measures, micro.last)
         if self._ddp is not None and self._ddp.require_backward_grad_sync != micro.last:
             self._ddp.require_backward_grad_sync = micro.last
@@ -257,6 +262,8 @@ class Replicated(Strategy):
 
     def _backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
         outer = self._outer
+        if outer is None and self._ddp is not None:
+            return super()._backward(loss, vote)
         if vote is None or outer is None:
             loss.backward()
             self._norms.micro_done()
@@ -265,15 +272,23 @@ class Replicated(Strategy):
             sums = Tally.of_one(vote)
             return lambda: sums
         outer.carry(vote.encoded())
-        if self._at_outputs:
-            loss.backward()
-        else:
-            torch.autograd.backward((loss, outer.hidden), (None, outer.values))
+        self._differentiate(loss)
         self._exposed.done()
         self._norms.micro_done()
         if vote.has_content:
             outer.carry(NO_VOTE)
         return self._reader(outer.hidden)
+
+    def _differentiate(self, loss: torch.Tensor) -> None:
+        """Run a backward pass with which gradients travel."""
+        if self._outer is None or self._at_outputs:
+            loss.backward()
+        else:
+            torch.autograd.backward((loss, self._outer.hidden), (None, self._outer.values))
+
+    def _combine(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        combined = self._by_bucket.combine(bucket, self._share, dist.group.WORLD)
+        return combined.then(lambda future: future.value()[0])
 
     def _computed(self) -> None:
         self._exposed.ready(self._device.type == "cuda")
@@ -289,7 +304,7 @@ class Replicated(Strategy):
         return super().weight_of(reader) if on_gpu is None else on_gpu
 
     def _reader(self, hidden: nn.Parameter) -> TallyReader:
-        mean, ranks = hidden.grad, self._ranks
+        mean, ranks = hidden.grad, self._world.size if self._world is not None else 1
         if mean is None:
             raise AssertionError("the hidden parameter got no gradient")
         hidden.grad = None

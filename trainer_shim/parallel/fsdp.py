@@ -15,13 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..data.sampling import Micro
-from ..world.agreement import TallyReader, Vote, VoteExchange, attempt
+from ..world.agreement import attempt
 from ..world.mesh import (
     CUTS_ON_CPUS,
     CUTS_TWICE,
@@ -38,11 +37,12 @@ from ..world.mesh import (
     release,
     settle_gradients,
 )
-from ..world.process_group import World, buckets_of
+from ..world.process_group import World
 from ..world.rehearsal import quiet_world, rehearse
 from . import local_optimizer_step
 from .initial_values import check_init, draw, names_on_meta
 from .planned_sharding import plan_of
+from .reduction.mean import Mean
 from .strategy import Strategy
 
 
@@ -59,6 +59,7 @@ class Sharded(Strategy):
         unit: int | None,
         replicas_shard: bool,
         device: torch.device | None = None,
+        reduction: Mean | None = None,
     ) -> None:
         """device: where a model on the meta device gets its memory."""
         options = dict(options)
@@ -74,7 +75,8 @@ class Sharded(Strategy):
         if options:
             name, accepted = next(iter(options)), "shard, parallelize, init" if replicas_shard else "parallelize, init"
             raise TrainingError(f"job.wrap({name}=...) is not known here; accepted: {accepted}")
-        super().__init__(module)
+        self._mean = reduction or Mean()
+        super().__init__(module, self._mean)
         self._plain_class = module.__class__
         self._device = next((p.device for p in module.parameters() if not p.is_meta), device or torch.device("cpu"))
         self._valueless = names_on_meta(module)
@@ -211,37 +213,18 @@ class Sharded(Strategy):
                 tensor.zero_()
         return model(*args, **kwargs)
 
-    @property
-    def averaged_over(self) -> int:
-        return self._world.replicas if self._world is not None else 1
-
     def expect(self, micro: Micro) -> None:
         self.void = False
         if self._grouped and self._shard is not None:
             self.module.set_requires_gradient_sync(micro.last)  # type: ignore[operator]
 
-    def _backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
-        # fully_shard reduces inside its own streams, where a vote cannot travel with it.
-        exchange = VoteExchange(self._world, vote)
-        loss.backward()
-        if vote is not None and self._shard is None:
-            self._reduce()
-        return exchange.reader()
-
-    def _reduce(self) -> None:
-        """The mean of the gradients over the replicas, where fully_shard does not see to it."""
-        if self._world is None or self.mesh is None:
+    def _micro_done(self, last: bool) -> None:
+        """Combine the replicas' gradients, where fully_shard does not see to it."""
+        if not last or self._shard is not None or self._world is None or self.mesh is None:
             return
         grads, replicas = settle_gradients(self.module.parameters()), self._world.replicas
-        if replicas == 1:
-            return
-        group = self.mesh.get_group(REPLICAS)
-        for bucket in buckets_of([local_of(grad) for grad in grads]):
-            flat = torch.cat([part.reshape(-1) for part in bucket])
-            dist.all_reduce(flat, group=group)
-            flat /= replicas
-            for part, mean in zip(bucket, flat.split([part.numel() for part in bucket]), strict=True):
-                part.copy_(mean.view(part.shape))
+        if replicas > 1:
+            self._mean.replace([local_of(grad) for grad in grads], 1 / replicas, self.mesh.get_group(REPLICAS))
 
     def clip(self, limit: float) -> None:
         clip(self.module.parameters(), limit)

@@ -24,6 +24,8 @@ from ..world.agreement import TallyReader, Vote, attempt
 from ..world.process_group import World
 from .compiled import Calls, total
 from .ddp import UNSYNCED, Trained, check_options, kept_gradients
+from .reduction.base import ByBucket
+from .reduction.mean import Mean
 from .strategy import Called, Strategy, Wrapped, unseen
 
 
@@ -120,7 +122,7 @@ class Replica:
     def _connect(self) -> None:
         self._trained.told()
         self.ddp = DistributedDataParallel(self.module, **UNSYNCED, **self.ddp_options)
-        self.ddp.register_comm_hook(None, lambda state, bucket: self._sum(bucket))
+        self.ddp.register_comm_hook(None, lambda state, bucket: self._combine(bucket))
         self.ddp.require_backward_grad_sync = self._travels
 
     def _connect_again(self) -> None:
@@ -169,41 +171,33 @@ class Replica:
         # Buffers and buckets are agreed on in the forward pass.
         return attempt(lambda: ddp(*args, **kwargs), owner.on_error, lambda: None)
 
-    def _sum(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    def _combine(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         self.exchanged, self._awaits = True, False
-        owner = self._owner
-        buffer: torch.Tensor = bucket.buffer()
-        if owner.weight:
-            buffer.mul_(owner.weight)
-        else:
-            buffer.zero_()  # computed for company: it may be anything
+        owner, buffer = self._owner, bucket.buffer()
 
         def done(future: Any) -> torch.Tensor:
             try:
-                summed: torch.Tensor = future.value()[0]
+                combined: torch.Tensor = future.value()[0]
             except RuntimeError as error:
                 owner.broken = error
-                return buffer
-            return summed
+                return buffer  # type: ignore[no-any-return]
+            return combined
 
         try:
-            work: Any = dist.all_reduce(buffer, async_op=True)
+            return owner.by_bucket.combine(bucket, owner.weight, dist.group.WORLD).then(done)
         except RuntimeError as error:
             owner.broken = error
             given_up: torch.futures.Future[torch.Tensor] = torch.futures.Future()
             given_up.set_result(buffer)
             return given_up
-        summed: torch.futures.Future[torch.Tensor] = work.get_future().then(done)
-        return summed
 
 
 class OwnBackward(Strategy):
     """See the module. The strategy of job.replicate()."""
 
-    averaged_over = 1
-
     def __init__(self) -> None:
-        super().__init__(nn.ModuleList())
+        self.by_bucket: ByBucket = Mean()
+        super().__init__(nn.ModuleList(), self.by_bucket)
         self.models: list[OwnModel] = []
         self.weight = 0.0
         """This rank's part of what is under way; of all ranks together it is 1."""

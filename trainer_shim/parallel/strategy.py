@@ -16,9 +16,10 @@ from torch import nn
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..data.sampling import Micro
-from ..world.agreement import OnError, TallyReader, Vote, attempt
+from ..world.agreement import OnError, TallyReader, Vote, VoteExchange, attempt
 from ..world.process_group import World
 from .gradient_norms import Squares
+from .reduction.base import Reduction
 
 
 class Strategy(ABC):
@@ -27,8 +28,10 @@ class Strategy(ABC):
     sharded = False
     """Whether a rank holds a part of the state only: then all ranks are needed to run or to save the model."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, reduction: Reduction) -> None:
+        """reduction: of the gradients, over the replicas."""
         self.module = module
+        self.reduction = reduction
         self.measures = False
         """Whether to measure gradient norms in the steps that ask for it."""
         self.mesh: Any = None
@@ -64,10 +67,9 @@ class Strategy(ABC):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
-    @property
-    @abstractmethod
-    def averaged_over(self) -> int:
-        """Over how many ranks gradients are averaged, after a step's last micro batch; 1: they are added up."""
+    def scale(self, own: float, micro: Micro) -> float:
+        """The factor for the mean loss of a micro batch that counts as `own` samples."""
+        return self.reduction.scale(own, micro, self._world.replicas if self._world is not None else 1)
 
     @abstractmethod
     def expect(self, micro: Micro) -> None:
@@ -77,8 +79,14 @@ class Strategy(ABC):
         """Run backward; with a vote it is a step's last one, and the tally can be read afterwards."""
         return None if self.void else attempt(lambda: self._backward(loss, vote), self.on_error, lambda: None)
 
-    @abstractmethod
-    def _backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None: ...
+    def _backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
+        exchange = VoteExchange(self._world, vote)  # travels beside the backward pass
+        loss.backward()
+        self._micro_done(last=vote is not None)
+        return exchange.reader()
+
+    def _micro_done(self, last: bool) -> None:  # noqa: B027
+        """A backward pass is done; last: a step's last one."""
 
     def weight_of(self, reader: TallyReader) -> float | torch.Tensor:
         """The sum of the weights that the ranks have said with the step whose tally this reads."""

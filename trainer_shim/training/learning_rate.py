@@ -33,6 +33,8 @@ class Tuning:
     """Slices and micro batches are multiples of it."""
     shards: int = 0
     """Parts of a deterministic step; 0: an ordinary one."""
+    combine: str = "mean"
+    """How the ranks' gradients become one; see parallel/choice.py."""
     fixed: bool = False
     """The script's own loop makes the batch: it stays what join() was given."""
     fitted: int = 0

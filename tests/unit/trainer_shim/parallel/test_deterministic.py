@@ -122,7 +122,10 @@ def test_what_would_depend_on_the_ranks_is_refused(job: elastic.Job) -> None:
     with pytest.raises(TrainingError, match=r"'1' \(BatchNorm1d\) keeps statistics"):
         job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
     plain = torch.nn.Linear(3, 1)
-    with pytest.raises(TrainingError, match="accepts whole replicas"):
+    with pytest.raises(
+        TrainingError,
+        match=r"join\(deterministic=...\) does not go with job.wrap\(strategy='fsdp'\); accepted: job.wrap",
+    ):
         job.wrap(plain, torch.optim.SGD(plain.parameters(), lr=0.1), strategy="fsdp")
     job.wrap(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
     with pytest.raises(TrainingError, match=r"job.fit\(\) does not go with"):
