@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ..numerics import noise_scale
-from ..numerics.batch import micros_of, share_of, slice_of, step_of
+from ..numerics.batch import micros_of, slice_of, step_of
 from .permutation import Permutation
+from .shares import Shares
 
 COMPUTED_FROM = 1 << 22
 """Samples from which the order of a shuffled pass is computed, not drawn: there it would take 34 MB on each rank."""
@@ -66,11 +67,11 @@ def order(samples: int, seed: int, epoch: int, ordinal: int, shuffle: bool, comp
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slicing:
-    """How a step is shared out: over how many ranks, which of them this is, and in what pieces it is computed."""
+    """How a step is shared out, and in what pieces a rank computes its part. Micro batches, batch and micro_batch are
+    multiples of shares.each, too."""
 
     batch: int
-    ranks: int
-    rank: int
+    shares: Shares
     micro_batch: int | None = None
     halve: bool = False
     """Whether one rank alone computes a measured step in two micro batches: the noise scale needs two sizes."""
@@ -78,8 +79,6 @@ class Slicing:
     """The noise scale is not known yet: up to this cursor every noise_scale.EVERY-th step is measured."""
     shards: int = 0
     """Parts of a deterministic step, each computed by itself, and not cut otherwise; 0: an ordinary step."""
-    each: int = 1
-    """Slices and micro batches are multiples of it, and so are batch and micro_batch."""
     together: bool = False
     """Whether ranks communicate in every pass through the model: then all have the same number of micro batches."""
 
@@ -126,15 +125,24 @@ def step_positions(cursor: int, samples: int, slicing: Slicing) -> list[range]:
     """The micro batches of the step at `cursor` for one rank, as positions in the epoch's order. Without a share there
     are none, or only empty ones."""
     total = step_of(slicing.batch, samples - cursor)
-    own = share_of(total, slicing.batch, slicing.ranks, slicing.rank, slicing.each)
+    own = own_of(total, slicing)
     shifted = range(cursor + own.start, cursor + own.stop)
-    return micros_of(shifted, micro_limit(cursor, total, len(own), slicing), least(total, slicing), slicing.each)
+    limit = micro_limit(cursor, total, len(own), slicing)
+    return micros_of(shifted, limit, least(total, slicing), slicing.shares.each)
+
+
+def own_of(total: int, slicing: Slicing) -> range:
+    """This rank's positions in a step of so many samples."""
+    return slicing.shares.of(total, total < slicing.batch)
 
 
 def least(total: int, slicing: Slicing) -> int:
-    """How many micro batches every rank has in a step, at least; the first rank's slice is the largest."""
-    largest = len(share_of(total, slicing.batch, slicing.ranks, 0, slicing.each))
-    return -(-largest // min(slicing.micro_batch or total, largest)) if slicing.together else 0
+    """How many micro batches every rank has in a step, at least."""
+    if not slicing.together:
+        return 0
+    short = total < slicing.batch
+    largest = len(slicing.shares.largest(total, short).of(total, short))
+    return -(-largest // min(slicing.micro_batch or total, largest))
 
 
 def positions_of(cursor: int, samples: int, slicing: Slicing) -> list[tuple[range, int, int, bool]]:
@@ -142,20 +150,20 @@ def positions_of(cursor: int, samples: int, slicing: Slicing) -> list[tuple[rang
     if not slicing.shards:
         return [(part, -1, 0, False) for part in step_positions(cursor, samples, slicing)]
     total, found = step_of(slicing.batch, samples - cursor), []
-    for shard in slice_of(slicing.shards, slicing.ranks, slicing.rank):
-        own = slice_of(total, slicing.shards, shard, slicing.each)
+    for shard in slice_of(slicing.shards, slicing.shares.ranks, slicing.shares.rank):
+        own = slice_of(total, slicing.shards, shard, slicing.shares.each)
         shifted = range(cursor + own.start, cursor + own.stop)
         limit = min(slicing.micro_batch or total, len(own))
-        parts = micros_of(shifted, limit, each=slicing.each) if len(own) else []
+        parts = micros_of(shifted, limit, each=slicing.shares.each) if len(own) else []
         found += [(part, shard, place, place == len(parts) - 1) for place, part in enumerate(parts)]
     return found
 
 
 def micro_limit(cursor: int, total: int, own: int, slicing: Slicing) -> int:
     """Most samples in one micro batch of a rank with `own` of the step's `total`."""
-    each = slicing.each
+    each = slicing.shares.each
     limit = max(each, min(slicing.micro_batch or total, own))
-    if slicing.halve and slicing.ranks == 1 and total >= max(4, 2 * each) and is_measured(cursor, slicing):
+    if slicing.halve and slicing.shares.ranks == 1 and total >= max(4, 2 * each) and is_measured(cursor, slicing):
         limit = min(limit, -(-total // (2 * each)) * each)
     return limit
 
@@ -174,11 +182,11 @@ class MicroBatches:
     """The micro batches of one rank from a cursor to the end of the pass; it may be turned to another slicing.
 
     An iterator that can go on after it has ended: DataLoader asks ahead, and a resize near the end brings work back.
-    What is left of the order behind whole multiples of slicing.each is not trained on.
+    What is left of the order behind whole multiples of slicing.shares.each is not trained on.
     """
 
     def __init__(self, indices: Order, cursor: int, slicing: Slicing) -> None:
-        self.samples = whole(len(indices), slicing.each)
+        self.samples = whole(len(indices), slicing.shares.each)
         self.version = 0
         self._indices = indices
         self._ready: list[Micro] = []
@@ -208,13 +216,13 @@ class MicroBatches:
         self._cursor += total
         slicing, measured = self._slicing, is_measured(cursor, self._slicing)
         if slicing.micro_batch is None and not (slicing.shards or slicing.together or (slicing.halve and measured)):
-            own = share_of(total, slicing.batch, slicing.ranks, slicing.rank, slicing.each)
+            own = own_of(total, slicing)
             if own:  # whole, as nearly always
                 part = range(cursor + own.start, cursor + own.stop)
                 return [Micro(self.version, cursor, total, 0, 1, self._take(part), measured, len(part), len(part))]
         places = positions_of(cursor, self.samples, slicing)
         # Where a rank has no share: one or two samples (batch normalisation refuses one), without weight.
-        padding = range(cursor, cursor + (min(2, total) if slicing.each == 1 else slicing.each))
+        padding = range(cursor, cursor + (min(2, total) if slicing.shares.each == 1 else slicing.shares.each))
         places = places or [(range(0), -1, 0, False)]
         rank_samples = sum(len(part) for part, *_ in places)
         return [

@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from ..numerics.batch import micros_of, share_of, step_of
+from ..numerics.batch import micros_of, step_of
 from .sampling import Micro, MicroBatches, Slicing, is_measured, least, micro_limit, whole
 
 Run = tuple[int, int, int]
@@ -118,9 +118,9 @@ class _Walk:
         """What each rank reads in the next step. A rank's steps go to its loader workers in turn, a lane each."""
         batch = self._slicing.batch
         total = step_of(batch, self._samples - self.cursor)
-        each, ranks = self.lanes.each, self._slicing.ranks
-        lanes = range(self._number % each, ranks * each, each)
-        sizes = [len(share_of(total, batch, ranks, rank, self._slicing.each)) for rank in range(ranks)]
+        each, shares = self.lanes.each, self._slicing.shares
+        lanes = range(self._number % each, shares.ranks * each, each)
+        sizes = shares.of_all(total, total < batch)
         runs = [self.lanes.take(lane, size) for lane, size in zip(lanes, sizes, strict=True)]
         self.cursor += total
         self._number += 1
@@ -139,8 +139,8 @@ class StreamMicroBatches(MicroBatches):
         super().__init__(range(self._bases[-1]), cursor, slicing)
 
     def _walk(self, cursor: int, unread: Unread, slicing: Slicing) -> _Walk:
-        lanes = Lanes(self._sizes, self._order, unread, slicing.ranks)
-        return _Walk(lanes, cursor, whole(self._bases[-1], slicing.each), slicing)
+        lanes = Lanes(self._sizes, self._order, unread, slicing.shares.ranks)
+        return _Walk(lanes, cursor, whole(self._bases[-1], slicing.shares.each), slicing)
 
     def turn(self, cursor: int, slicing: Slicing) -> None:
         unread = self.unread(cursor)
@@ -159,10 +159,10 @@ class StreamMicroBatches(MicroBatches):
         self._cursor = self._ahead.cursor
         total = self._cursor - cursor
         measured = is_measured(cursor, self._slicing)
-        own = self._numbers(runs[self._slicing.rank])
-        # Where a rank has no share: one or two samples of rank 0's, without weight.
-        each = self._slicing.each
-        padding = tuple(self._numbers(runs[0])[: max(2, each)])
+        own = self._numbers(runs[self._slicing.shares.rank])
+        # Where a rank has no share: one or two samples of another's, without weight.
+        each = self._slicing.shares.each
+        padding = tuple(self._numbers(next(filter(None, runs)))[: max(2, each)])
         limit = micro_limit(cursor, total, len(own), self._slicing)
         parts = micros_of(range(len(own)), limit, max(1, least(total, self._slicing)), each)
         chosen = [tuple(own[part.start : part.stop]) or padding for part in parts]

@@ -24,7 +24,6 @@ from slurm_elastic.protocol.errors import TrainingError
 
 from ..control.worker_client import ComingWorld
 from ..data.sampling import Micro, mix, seed_all
-from ..numerics.batch import slice_of
 from ..parallel.choice import check_cuts, check_has_values, check_together
 from ..parallel.own_backward import OwnBackward, OwnModel, Replica
 from ..state.variables import Variables
@@ -319,13 +318,14 @@ class OwnLoop:
             raise TrainingError(
                 f"job.share({total}, slice={each!r}) is not accepted; accepted: a number that divides {total}, e.g. 2"
             )
-        session, world = self._session, self._session.world()
-        own = slice_of(total, world.replicas, world.replica, each)
+        session = self._session
+        shares = session.shares(each)
+        own = shares.of(total)
         session.record(total, range(self._given + own.start, self._given + own.stop), epoch=session.state.progress.step)
         self._stepped = set()
         self._strategy.take(len(own) / total)
         self._strategy.sync(True)
-        rounds = -(-total // (each * world.replicas)) * each if self._strategy.sharded else 0
+        rounds = len(shares.largest(total).of(total)) if self._strategy.sharded else 0
         share = Share(self, total, own or range(each), self._shares, rounds)
         self._shares += 1
         self._given += total

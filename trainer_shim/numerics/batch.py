@@ -34,12 +34,6 @@ def step_of(batch: int, left: int) -> int:
     return batch - 1 if left == batch + 1 and batch > 2 else min(batch, left)
 
 
-def share_of(total: int, batch: int, ranks: int, rank: int, each: int = 1) -> range:
-    """As slice_of, for a step of `total` samples: a short one goes to fewer ranks where some would have one sample."""
-    few = max(1, total // 2) if each == 1 and total < min(batch, 2 * ranks) else ranks
-    return slice_of(total, few, rank, each) if rank < few else range(total, total)
-
-
 def micros_of(positions: range, micro_batch: int, least: int = 0, each: int = 1) -> list[range]:
     """Cut a slice into the fewest micro batches of at most `micro_batch`, of sizes that differ by one at most; into
     `least` at least, some of which may then be empty. each: as in slice_of; then `micro_batch` is a multiple, too."""

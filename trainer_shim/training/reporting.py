@@ -60,9 +60,9 @@ class Reporting:
         self._announce = True
         world = self._membership.world
         generation, rank = (world.generation, world.rank) if world else (-1, 0)
-        # Of a full step on rank 0, which has the largest slice.
-        first = dataclasses.replace(slicing, rank=0, halve=False)
-        parts = [len(part) for part, *_ in positions_of(0, slicing.batch, first)]
+        # Of a full step, where most is computed.
+        largest = dataclasses.replace(slicing, shares=slicing.shares.largest(slicing.batch), halve=False)
+        parts = [len(part) for part, *_ in positions_of(0, slicing.batch, largest)]
         own = sum(len(part) for part, *_ in positions_of(0, slicing.batch, slicing))
         self._shape = StepShape(generation, slicing.batch, max(parts), len(parts), rank, own)
         self.meter.enter_world(self._shape)

@@ -23,7 +23,8 @@ from ..checkpoint.snapshots import Snapshots
 from ..control.worker_client import ComingWorld
 from ..data.loader import Feed, spare_loader_workers
 from ..data.sampling import Micro, Slicing, positions_of
-from ..numerics.batch import share_of, slice_of
+from ..data.shares import Shares
+from ..numerics.batch import slice_of
 from ..parallel.gradient_norms import Arriving
 from ..parallel.strategy import Strategy
 from ..state.kept_parts import State
@@ -117,17 +118,20 @@ class Session:
             raise TrainingError("job.wrap(model, optimizer) has not been called; wrap the model before the loop")
         return self.optimization
 
+    def shares(self, each: int = 1) -> Shares:
+        """Of this rank's replica, in multiples of `each`."""
+        world = self.world()
+        return Shares(world.replicas, world.replica, each)
+
     def slicing(self) -> Slicing:
-        world, tuning, progress = self.world(), self.tuning, self.state.progress
+        tuning, progress = self.tuning, self.state.progress
         return Slicing(
             self.batch,
-            world.replicas,
-            world.replica,
+            self.shares(tuning.each),
             tuning.limit(),
             halve=tuning.wants_noise,
             dense_until=tuning.dense_until(progress, self.batch),
             shards=tuning.shards,
-            each=tuning.each,
             together=self.model().sharded,
         )
 
@@ -204,8 +208,7 @@ class Session:
                 small *= (total / first) ** 2  # the loss was scaled by its share of the step
                 self.tuning.measured(self.state.progress, small, large, [first], total)
             return
-        each = self.tuning.each
-        sizes = [len(share_of(total, self.batch, world.size, rank, each)) for rank in range(world.size)]
+        sizes = self.shares(self.tuning.each).of_all(total, total < self.batch)
         own = sizes[world.rank]
         small = small * (total / (own * world.size)) ** 2 if own else 0.0
         self._squares = (small, large, sizes, total)
@@ -328,7 +331,7 @@ class Session:
         batch, replicas = batch or tuning.base, ranks // unit
         if tuning.shards or not 0 < replicas <= batch:
             return set()
-        places = {Slicing(batch, replicas, rank, tuning.limit()) for rank in (0, replicas - 1)}
+        places = {Slicing(batch, Shares(replicas, rank), tuning.limit()) for rank in (0, replicas - 1)}
         return {len(part) for place in places for part, *_ in positions_of(0, batch, place)}
 
     def _newest(self) -> Found | None:

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.trainer_shim.data.loader import Feed, asked_together, of_tensors, to_device
 from slurm_elastic.trainer_shim.data.sampling import Micro, MicroBatches, Slicing, mix, order
+from slurm_elastic.trainer_shim.data.shares import Shares
 from slurm_elastic.trainer_shim.numerics.batch import step_of
 
 
@@ -61,7 +62,7 @@ def test_every_sample_exactly_once_over_any_resizes(
     while cursor < samples:
         ranks, batch, micro, steps = worlds[turn % len(worlds)]
         turn += 1
-        plans = [MicroBatches(indices, cursor, Slicing(batch, ranks, rank, micro)) for rank in range(ranks)]
+        plans = [MicroBatches(indices, cursor, Slicing(batch, Shares(ranks, rank), micro)) for rank in range(ranks)]
         for _ in range(steps):
             if cursor >= samples:
                 break
@@ -78,11 +79,11 @@ def test_every_sample_exactly_once_over_any_resizes(
 def test_a_turned_plan_goes_on_where_the_world_stopped() -> None:
     """A plan that had run ahead (prefetch) and even ended is turned back to the cursor and deals the rest anew."""
     indices = order(100, 1, 0, 0, shuffle=True)
-    plan = MicroBatches(indices, 0, Slicing(20, 2, 0))
+    plan = MicroBatches(indices, 0, Slicing(20, Shares(2, 0)))
     first = one_step(plan)
     ahead = list(plan)
     assert plan.exhausted
-    plan.turn(20, Slicing(30, 1, 0))
+    plan.turn(20, Slicing(30, Shares(1, 0)))
     assert not plan.exhausted
     rest = list(plan)
     assert all(micro.version != rest[0].version for micro in [*first, *ahead])
@@ -91,7 +92,7 @@ def test_a_turned_plan_goes_on_where_the_world_stopped() -> None:
 
 def test_ranks_without_a_share_get_company_without_weight() -> None:
     """In a last step of two samples the third rank computes on samples that do not count."""
-    plan = MicroBatches(range(2), 0, Slicing(8, 3, 2))
+    plan = MicroBatches(range(2), 0, Slicing(8, Shares(3, 2)))
     (micro,) = one_step(plan)
     assert micro.weight == 0 and micro.own == () and micro.last
     assert set(micro.indices) <= {0, 1}
@@ -122,7 +123,7 @@ def test_loader_workers_lose_and_repeat_nothing_over_resizes(workers: int) -> No
         seen: Counter[int] = Counter()
         cursor, ranks, batch = 0, 3, 16
         for rank, feed in enumerate(feeds):
-            feed.start(epoch, 0, True, 0, Slicing(batch, ranks, rank))
+            feed.start(epoch, 0, True, 0, Slicing(batch, Shares(ranks, rank)))
         while cursor < 101:
             for feed in feeds[:ranks]:
                 got = feed.next()
@@ -135,9 +136,9 @@ def test_loader_workers_lose_and_repeat_nothing_over_resizes(workers: int) -> No
             if generator.random() < 0.6:
                 ranks, batch = generator.randint(1, 3), generator.randint(5, 30)
                 for rank, feed in enumerate(feeds[:ranks]):
-                    feed.turn(cursor, Slicing(batch, ranks, rank))
+                    feed.turn(cursor, Slicing(batch, Shares(ranks, rank)))
                 for rank, feed in enumerate(feeds[ranks:], ranks):  # those left out would be other processes
-                    feed.turn(cursor, Slicing(batch, 3, rank))
+                    feed.turn(cursor, Slicing(batch, Shares(3, rank)))
         assert seen == Counter(range(101))
         for feed in feeds:
             iterator = getattr(feed._loader, "_iterator", None)
@@ -148,7 +149,7 @@ def test_loader_workers_lose_and_repeat_nothing_over_resizes(workers: int) -> No
 def test_loader_workers_outlive_the_signal_that_slurm_sends_to_all() -> None:
     """SIGTERM to a loader worker, as scancel sends it: the pass goes on, and the script's worker_init_fn has run."""
     feed = Feed(Numbered(), 11, {"num_workers": 1, "worker_init_fn": begun})
-    feed.start(0, 0, False, 0, Slicing(4, 1, 0))
+    feed.start(0, 0, False, 0, Slicing(4, Shares(1, 0)))
     found = [feed.next()]
     (worker,) = multiprocessing.active_children()
     os.kill(worker.pid or 0, signal.SIGTERM)
@@ -179,7 +180,7 @@ def test_augmentation_does_not_depend_on_who_reads(dataset: Dataset[Any]) -> Non
         found = {}
         for rank in range(ranks):
             feed = Feed(dataset, 4, {"num_workers": workers})
-            feed.start(1, 0, True, 0, Slicing(6, ranks, rank))
+            feed.start(1, 0, True, 0, Slicing(6, Shares(ranks, rank)))
             while (got := feed.next()) is not None:
                 micro, (indices, _, numbers) = got
                 if micro.weight:
@@ -219,7 +220,7 @@ def test_slices_of_tensors_are_read_without_seeding(collate: Any) -> None:
     """What draws nothing leaves the generators alone, which saves time in every step; a batch that the script puts
     together may draw, and finds them seeded."""
     feed = Feed(TensorDataset(torch.zeros(9, 2)), 3, {"collate_fn": collate} if collate else {})
-    feed.start(0, 0, True, 0, Slicing(4, 1, 0))
+    feed.start(0, 0, True, 0, Slicing(4, Shares(1, 0)))
     assert feed.next() is not None  # DataLoader draws once when it begins
     random.seed(5)
     torch.manual_seed(5)
@@ -230,7 +231,7 @@ def test_slices_of_tensors_are_read_without_seeding(collate: Any) -> None:
 
 def test_noise_is_measured_often_only_until_it_is_known() -> None:
     """Every 10th step up to the given cursor, then every 100th; one rank halves those steps, and no others."""
-    plan = MicroBatches(range(4000), 0, Slicing(4, 1, 0, halve=True, dense_until=400))
+    plan = MicroBatches(range(4000), 0, Slicing(4, Shares(1, 0), halve=True, dense_until=400))
     measured = []
     for step in range(1000):
         micros = one_step(plan)
@@ -279,7 +280,7 @@ def test_a_dataset_with_getitems_is_asked_for_whole_micro_batches() -> None:
             return [self[index] for index in indices]
 
     feed = Feed(Many(torch.arange(10)), 0, {})
-    feed.start(0, 0, False, 0, Slicing(4, 1, 0))
+    feed.start(0, 0, False, 0, Slicing(4, Shares(1, 0)))
     while feed.next() is not None:
         pass
     assert asked == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]

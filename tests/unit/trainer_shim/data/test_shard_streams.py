@@ -20,6 +20,7 @@ from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.trainer_shim.data.loader import Feed
 from slurm_elastic.trainer_shim.data.sampling import Slicing
 from slurm_elastic.trainer_shim.data.shard_streams import Lanes, StreamMicroBatches, Unread
+from slurm_elastic.trainer_shim.data.shares import Shares
 from slurm_elastic.trainer_shim.numerics.batch import step_of
 
 
@@ -59,7 +60,7 @@ def test_every_sample_exactly_once_over_any_resizes(
     while cursor < samples:
         ranks, batch, micro, steps = worlds[turn % len(worlds)]
         turn += 1
-        slicings = [Slicing(batch, ranks, rank, micro) for rank in range(ranks)]
+        slicings = [Slicing(batch, Shares(ranks, rank), micro) for rank in range(ranks)]
         plans = [StreamMicroBatches(sizes, order, cursor, unread, slicing) for slicing in slicings]
         for _ in range(steps):
             if cursor >= samples:
@@ -100,7 +101,7 @@ def test_loader_workers_lose_and_repeat_nothing_over_resizes(workers: int) -> No
         seen: Counter[int] = Counter()
         cursor, ranks, batch = 0, 3, 16
         for rank, feed in enumerate(feeds):
-            feed.start(epoch, 0, True, 0, Slicing(batch, ranks, rank), (2, 0, ()))
+            feed.start(epoch, 0, True, 0, Slicing(batch, Shares(ranks, rank)), (2, 0, ()))
         while cursor < 101:
             for feed in feeds[:ranks]:
                 got = feed.next()
@@ -113,7 +114,7 @@ def test_loader_workers_lose_and_repeat_nothing_over_resizes(workers: int) -> No
                 unread = feeds[0].unread(cursor)
                 ranks, batch = generator.randint(1, 3), generator.randint(5, 30)
                 for rank, feed in enumerate(feeds):
-                    slicing = Slicing(batch, ranks, min(rank, ranks - 1))
+                    slicing = Slicing(batch, Shares(ranks, min(rank, ranks - 1)))
                     if rank == 0:  # a survivor; the others are new
                         feed.turn(cursor, slicing)
                     else:
@@ -126,7 +127,7 @@ def test_shards_are_opened_once_by_workers_that_read_on() -> None:
     for rank in range(2):
         dataset = Numbers(30, 30, 30, 30)
         feed = Feed(dataset, 0, {})
-        feed.start(0, 0, False, 0, Slicing(10, 2, rank), (1, 0, ()))
+        feed.start(0, 0, False, 0, Slicing(10, Shares(2, rank)), (1, 0, ()))
         while feed.next() is not None:
             pass
         assert dataset.opened == [(rank, 0), (rank + 2, 0)]
@@ -145,7 +146,7 @@ def test_a_stream_that_cannot_seek_is_read_and_skipped() -> None:
     seen: Counter[int] = Counter()
     for rank in range(3):
         feed = Feed(elastic.InOrder(Plain(50), samples=50), 0, {"num_workers": rank})
-        feed.start(0, 0, True, 0, Slicing(8, 3, rank), (2, 0, ()))
+        feed.start(0, 0, True, 0, Slicing(8, Shares(3, rank)), (2, 0, ()))
         while (got := feed.next()) is not None:
             micro, numbers = got
             assert numbers.tolist() == list(micro.indices)
@@ -171,7 +172,7 @@ def test_what_cannot_be_shared_out_is_refused(dataset: Any, named: str) -> None:
 def test_a_shard_that_is_shorter_than_it_says() -> None:
     """The training ends with the shard's number, instead of with fewer samples."""
     feed = Feed(elastic.InOrder(Plain(5), samples=9), 0, {})
-    feed.start(0, 0, False, 0, Slicing(9, 1, 0), (1, 0, ()))
+    feed.start(0, 0, False, 0, Slicing(9, Shares(1, 0)), (1, 0, ()))
     with pytest.raises(TrainingError, match="shard 0 of InOrder ended at sample 5"):
         feed.next()
 

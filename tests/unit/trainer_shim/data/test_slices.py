@@ -17,6 +17,7 @@ from worker_harness import SCRIPT, Control, Zygote, alone, difference, result
 import slurm_elastic.trainer_shim as elastic
 from slurm_elastic.trainer_shim.data.sampling import Micro, MicroBatches, Slicing, order
 from slurm_elastic.trainer_shim.data.shard_streams import StreamMicroBatches
+from slurm_elastic.trainer_shim.data.shares import Shares
 
 EPOCHS = SCRIPT.with_name("own_epochs_train.py")
 
@@ -52,7 +53,7 @@ def test_every_micro_batch_is_a_multiple(
     the pass fewer than one multiple is left out, and no sample is trained on twice."""
     samples += each
     limit = micro * each if micro else None
-    slicings = [Slicing(units * each, ranks, rank, limit, each=each, **options) for rank in range(ranks)]
+    slicings = [Slicing(units * each, Shares(ranks, rank, each), limit, **options) for rank in range(ranks)]
     if shards:
         sizes = [samples // 3, samples - samples // 3]
         plans: list[MicroBatches] = [StreamMicroBatches(sizes, [1, 0], 0, (1, 0, ()), slicing) for slicing in slicings]

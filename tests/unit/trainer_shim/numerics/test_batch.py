@@ -43,20 +43,6 @@ def test_loss_scales_weigh_every_sample_alike(total: int, ranks: int, limit: int
     assert weights == pytest.approx([1 / total] * total)
 
 
-@given(st.integers(2, 600), st.integers(3, 70), st.integers(1, 32))
-def test_no_rank_is_left_with_one_sample_of_a_short_last_step(samples: int, size: int, ranks: int) -> None:
-    """A pass's steps and their shares cover it, in as many steps as ever; one sample alone is nobody's share, for batch
-    normalisation refuses it."""
-    left, steps = samples, 0
-    while left:
-        total = batch.step_of(size, left)
-        shares = [batch.share_of(total, size, ranks, rank) for rank in range(ranks)]
-        assert [position for share in shares for position in share] == list(range(total))
-        assert total == size or all(len(share) != 1 for share in shares)
-        left, steps = left - total, steps + 1
-    assert steps == math.ceil(samples / size)
-
-
 def test_rules_follow_their_formulas() -> None:
     """k = 4: linear gives 4, sqrt 2, none 1; SDE scales 1 - beta by k and eps by 1 / sqrt(k)."""
     assert rate("linear", 1024, 256).lr == 4

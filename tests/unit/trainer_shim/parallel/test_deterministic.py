@@ -15,6 +15,7 @@ from worker_harness import Start, Zygote, alone, result
 import slurm_elastic.trainer_shim as elastic
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.trainer_shim.data.sampling import Slicing, positions_of
+from slurm_elastic.trainer_shim.data.shares import Shares
 from slurm_elastic.trainer_shim.numerics.batch import slice_of
 from slurm_elastic.trainer_shim.numerics.fixed_order import Node, nodes_of, put, total
 
@@ -64,11 +65,11 @@ def test_the_order_of_additions_is_the_same_for_any_shares(leaves: int, ranks: i
 )
 def test_shards_do_not_depend_on_the_ranks(batch: int, ranks: int, shards: int, micro: int | None) -> None:
     """All ranks together compute the micro batches, in the shards, that one rank alone does."""
-    alone = positions_of(0, batch, Slicing(batch, 1, 0, micro, shards=shards))
+    alone = positions_of(0, batch, Slicing(batch, Shares(1, 0), micro, shards=shards))
     spread = [
         entry
         for rank in range(ranks)
-        for entry in positions_of(0, batch, Slicing(batch, ranks, rank, micro, shards=shards))
+        for entry in positions_of(0, batch, Slicing(batch, Shares(ranks, rank), micro, shards=shards))
     ]
     assert spread == alone
     assert sum(len(part) for part, *_ in alone) == batch
