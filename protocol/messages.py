@@ -179,7 +179,7 @@ CHECKPOINTED = "checkpointed"
 """A phase of no resize: what a checkpoint costs and how often one is taken, when that has changed. Daemons before
 version 4 do not know it."""
 ENDING = "ending"
-"""A phase of no resize, as new: the job was told that Slurm is about to end it, and grows no more."""
+"""A phase of no resize since version 5: the job was told that Slurm is about to end it, and grows no more."""
 PHASES = (
     *(ResizeState.ACCEPTED, ResizeState.SAVED, ResizeState.SUBMITTED, ResizeState.GRANTED, ResizeState.READY),
     *(ResizeState.RUNNING, ResizeState.FAILED, ResizeState.WITHDRAWN, FINISHED),

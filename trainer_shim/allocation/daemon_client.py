@@ -41,7 +41,7 @@ POLL_S = 50.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
 LONGEST_REFUSAL = 1000
-KNOWN_SINCE = {STALLED: 3, STEPS_AGAIN: 3, CHECKPOINTED: 4, ENDING: 4}
+KNOWN_SINCE = {STALLED: 3, STEPS_AGAIN: 3, CHECKPOINTED: 4, ENDING: 5}
 """The first version of the messages with these phases: an older daemon is not told of them."""
 REFUSAL_S = 3600.0
 """After which a daemon that is not understood is spoken to again as if it were."""
