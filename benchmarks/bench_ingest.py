@@ -49,11 +49,11 @@ from slurm_elastic.daemon.api.http_server import server_config
 from slurm_elastic.daemon.api.requests import RateLimit
 from slurm_elastic.daemon.api.status_cache import REFRESH_S
 from slurm_elastic.daemon.api.waiters import Waiters
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.rounds.job_registry import JobRegistry
 from slurm_elastic.daemon.selasticd.controller import DaemonController
 from slurm_elastic.daemon.selasticd.main import tune_interpreter
 from slurm_elastic.daemon.selasticd.scheduler import Scheduler
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.request_proof import JobKey, JobProofs
@@ -216,7 +216,7 @@ class Waiting(FakeController):
         super().__init__()
         nothing: Any = None
         registry = JobRegistry(store, Settings())
-        self._own = DaemonController(store, nothing, nothing, registry, Waiters(), lambda: None)
+        self._own = DaemonController(store, nothing, nothing, registry, Waiters(), lambda: None, 5.0)
 
     async def wait_resize(self, job_id: int, after: int, timeout: float) -> Resize | None:
         """The daemon's."""

@@ -32,8 +32,8 @@ from bench_simulator import OWN_GOAL, POLLUX_GOALS
 from feedback import simulate_feedback
 from public_data import load_profiles
 
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.optimizer.models.prior import Prior
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings
 from slurm_elastic.daemon.simulator.metrics import summary
 from slurm_elastic.daemon.simulator.replay import simulate

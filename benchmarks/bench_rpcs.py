@@ -24,9 +24,9 @@ from pathlib import Path
 
 import _setup  # noqa: F401
 
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
 from slurm_elastic.daemon.selasticd.daemon import Daemon
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm import CommandClient
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codec import VERSION

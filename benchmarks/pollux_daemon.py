@@ -21,7 +21,6 @@ import pandas
 import public_data  # noqa: F401  # formats of traces
 from pollux_artifact import NCF_BATCH, NODES, PER_NODE, application, unmeasured
 
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.models.cache import observation
 from slurm_elastic.daemon.models.priors import CLUSTER_COUNTS, PROGRAM_COUNTS, RUNS_OF_PROGRAM
 from slurm_elastic.daemon.optimizer.models.learning import learn
@@ -30,6 +29,7 @@ from slurm_elastic.daemon.optimizer.models.prior import Prior
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.throughput import fit
 from slurm_elastic.daemon.planner.running.reports import Remaining
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.simulator.elastic import Elastic
 from slurm_elastic.daemon.simulator.job_states import REPORTS_AFTER_S, JobStates
 from slurm_elastic.daemon.simulator.jobs import SimulatedJob, SimulationSettings, prepare

@@ -17,7 +17,6 @@ from math import inf
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.records import record
 
-from ..config.settings import Settings
 from ..slurm.model import Job
 from .probed import REQUEUE, SHRINK, Found, no_companions, refused
 from .subject import JOB, Subject
@@ -57,12 +56,12 @@ class Refusal:
 WHOLE_JOBS = Refusal("this site gives back whole Slurm jobs only (release_by)", inf)
 
 
-def standing(settings: Settings, found: Found) -> Mapping[EventKind, Refusal]:
+def standing(release_by: str, found: Found) -> Mapping[EventKind, Refusal]:
     """What is never asked of Slurm, as the site wants it, or because `selastic probe` was refused it (`found`)."""
     probed = {EventKind.SHRINK: refused(found, SHRINK), EventKind.REQUEUE: refused(found, REQUEUE)}
     probed[EventKind.RESIZE_SUBMITTED] = no_companions(found)
     never = {kind: Refusal(f"selastic probe was refused it: {words}", inf) for kind, words in probed.items() if words}
-    return {**never, EventKind.SHRINK: WHOLE_JOBS} if settings.release_by == "job" else never
+    return {**never, EventKind.SHRINK: WHOLE_JOBS} if release_by == "job" else never
 
 
 @record(frozen=True, slots=True)

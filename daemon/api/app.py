@@ -34,7 +34,6 @@ from slurm_elastic.protocol.messages import Grant, Phase, Pin, Probed, Reachable
 from slurm_elastic.protocol.version import version
 
 from .. import reports
-from ..config.settings import Settings
 from ..reports.answers import Health, Pinned, Stored, Taken
 from ..reports.common import Viewer, not_known
 from ..reports.hosts import Cleared
@@ -47,6 +46,7 @@ from .cpu_shares import CpuShares
 from .metrics import Metrics, Rounds
 from .report_intake import Intake
 from .requests import Refused
+from .settings import ServerSettings
 from .status_cache import StatusCache
 from .views import Planner, Views
 
@@ -94,7 +94,9 @@ class Controller(Planner, Protocol):
 class Api:
     """The handlers that take something, over one store and one controller."""
 
-    def __init__(self, store: Store, controller: Controller, settings: Settings, authenticator: Authenticator) -> None:
+    def __init__(
+        self, store: Store, controller: Controller, settings: ServerSettings, authenticator: Authenticator
+    ) -> None:
         self.store = store
         self.controller = controller
         self.callers = Callers(store, settings, authenticator)
@@ -297,7 +299,7 @@ class Application(Starlette):
 
 
 def create_app(
-    store: Store, controller: Controller, settings: Settings, authenticator: Authenticator | None = None
+    store: Store, controller: Controller, settings: ServerSettings, authenticator: Authenticator | None = None
 ) -> Application:
     """The ASGI application of the API."""
     return Application(Api(store, controller, settings, authenticator or Authenticator(settings)))

@@ -2,23 +2,34 @@
 what that uid may see. Slurm says whose job it is, never the caller.
 
 A credential or a proof counts for one request only: it was made for this method, address and body, and is accepted
-once.
+once. Slurm is asked in the background, every REFRESH_S seconds, for its operators, who are admins of selasticd, and
+whether users see each other's jobs: no request waits for Slurm, and its last answer counts.
+Limit: without slurmdbd, or where it hides its users from the daemon's, there are no operators; the setting `admins`
+names more.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import pwd
 import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from slurm_elastic.protocol.api import munge, request_proof
 from slurm_elastic.protocol.api.shared_secret import Verifier
-from slurm_elastic.protocol.errors import ConfigError, NotAllowed
+from slurm_elastic.protocol.errors import ConfigError, NotAllowed, SlurmError
 
-from ..config.settings import Settings
 from ..reports.common import Viewer
-from .slurm_roles import SlurmRoles, hides_jobs, uids
+from .settings import ServerSettings
+
+log = logging.getLogger(__name__)
+REFRESH_S = 60.0
 
 
 class Unauthenticated(NotAllowed):
@@ -32,7 +43,7 @@ class Authenticator:
     slurm.conf counts, and without that file they are hidden.
     """
 
-    def __init__(self, settings: Settings, roles: SlurmRoles | None = None) -> None:
+    def __init__(self, settings: ServerSettings, roles: SlurmRoles | None = None) -> None:
         self._roles = roles or SlurmRoles(tuple, str)
         conf = settings.slurm_conf or None
         self._private_here = hides_jobs(munge.slurm_conf_value("PrivateData", conf) or "") or not munge.has_slurm_conf(
@@ -105,7 +116,7 @@ def spoken(authorization: str | None) -> tuple[str, str]:
     return scheme, value
 
 
-def _slurm_user(settings: Settings) -> str:
+def _slurm_user(settings: ServerSettings) -> str:
     return munge.slurm_conf_value("SlurmUser", settings.slurm_conf or None) or "root"
 
 
@@ -114,3 +125,62 @@ def _certificates(path: str) -> str:
         return Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"tls_ca={path} cannot be read ({error}); accepted: certificates in PEM") from None
+
+
+class SlurmRoles:
+    """`ask` gives user names, `private_data` slurmctld's PrivateData; both raise SlurmError when there is no answer."""
+
+    def __init__(
+        self,
+        ask: Callable[[], Collection[str]],
+        private_data: Callable[[], str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ask, self._private_data, self._clock = ask, private_data, clock
+        self._due = float("-inf")
+        self._busy = threading.Lock()
+        self.uids: frozenset[int] = frozenset()
+        self.private: bool | None = None
+        """Others' jobs are hidden; None: Slurm has not said yet."""
+
+    def refresh(self) -> None:
+        """Ask in the background if it is due."""
+        if self._clock() >= self._due and self._busy.acquire(blocking=False):
+            self._due = self._clock() + REFRESH_S
+            threading.Thread(target=self._ask_slurm, name="operators", daemon=True).start()
+
+    def _ask_slurm(self) -> None:
+        try:
+            with _logged("Slurm's operators"):
+                self.uids = uids(self._ask())
+            with _logged("Slurm's PrivateData"):
+                self.private = hides_jobs(self._private_data())
+        finally:
+            self._busy.release()
+
+
+@contextmanager
+def _logged(what: str) -> Iterator[None]:
+    try:
+        yield
+    except SlurmError as error:
+        log.debug("%s: not known for now: %s", what, error)
+
+
+def hides_jobs(private_data: str) -> bool:
+    """Whether this value of Slurm's PrivateData hides others' jobs."""
+    return bool({"jobs", "all"} & set(private_data.lower().split(",")))
+
+
+def uids(users: Collection[str]) -> frozenset[int]:
+    """Numbers of these users (names or numbers); a name that is unknown here can call nobody."""
+    found = set()
+    for user in users:
+        if user.isdigit():
+            found.add(int(user))
+            continue
+        try:
+            found.add(pwd.getpwnam(user.partition("(")[0]).pw_uid)
+        except KeyError:
+            continue
+    return frozenset(found)

@@ -20,10 +20,10 @@ from slurm_elastic.protocol.api.request_proof import JobProofs
 from slurm_elastic.protocol.api.routes import Caller, Route
 from slurm_elastic.protocol.errors import NotAllowed
 
-from ..config.settings import Settings
 from ..reports.common import Viewer
 from . import requests as guard
 from .auth import Authenticator, Unauthenticated, spoken
+from .settings import ServerSettings
 
 NOBODY = Viewer(-1, private=True)
 """Who asks where it does not matter, or where a job's registration says it."""
@@ -60,7 +60,7 @@ class Call(Generic[Q_co, M_co]):
 class Callers:
     """Admits requests, or refuses them."""
 
-    def __init__(self, store: Store, settings: Settings, authenticator: Authenticator) -> None:
+    def __init__(self, store: Store, settings: ServerSettings, authenticator: Authenticator) -> None:
         self._store, self._authenticator = store, authenticator
         self.job_limit = guard.RateLimit(settings.requests_per_s)
         per_s = REPORTS_PER_INTERVAL / settings.report_interval_s

@@ -30,12 +30,12 @@ from slurm_elastic.protocol.api.connections import peer_uid
 from slurm_elastic.protocol.codec import MAX_BODY
 
 from ..config import tls
-from ..config.settings import Settings
 from . import requests
 from .app import Application
 from .connection_limits import ConnectionLimits, TlsHandshake
 from .report_intake import Head, Headers, Intake
 from .requests import UID_PREFIX
+from .settings import ServerSettings
 
 MESSAGE_S = 30.0
 """Time from a connection's, or a request's, first byte to the request's last; bodies have a shorter one."""
@@ -237,7 +237,7 @@ class BoundedProtocol(ReportsProtocol):
             self.transport.abort()
 
 
-def server_config(app: Application, settings: Settings) -> uvicorn.Config:
+def server_config(app: Application, settings: ServerSettings) -> uvicorn.Config:
     """How the API is served."""
     limits = ConnectionLimits(open_files.limit())
     http: Any = partial(BoundedProtocol, intake=app.intake, limits=limits)

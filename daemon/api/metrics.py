@@ -27,7 +27,7 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.messages import Phase
 from slurm_elastic.protocol.version import version
 
-from ..config.settings import MODES
+from ..config.modes import MODES
 from ..text.reasons import Reason
 
 PREFIX = "slurm_elastic_"

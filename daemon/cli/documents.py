@@ -74,7 +74,7 @@ def man_page(program: str) -> str:
 
 def settings_page() -> str:
     """selasticd.toml(5)."""
-    from ..config.reference import roff
+    from ..selasticd.reference import roff
 
     built = float(os.environ.get("SOURCE_DATE_EPOCH", time.time()))
     return roff(datetime.fromtimestamp(built, timezone.utc).strftime("%Y-%m-%d"), version())

@@ -10,8 +10,8 @@ from importlib import import_module
 
 from slurm_elastic.protocol import request
 
-from ..config.reference import escaped, wrapped
 from ..reports.status import SHORT_STATES
+from ..selasticd.reference import escaped, wrapped
 from ..text.reasons import Reason
 
 VALUES = {"STATE,...": sorted(SHORT_STATES)}

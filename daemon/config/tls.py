@@ -8,14 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import ssl
+from dataclasses import dataclass
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 from slurm_elastic.protocol.errors import ConfigError
 
-from .settings import Settings
+from .fields import PATH, text
 
 
-def server_context(settings: Settings) -> ssl.SSLContext:
+@dataclass(frozen=True, kw_only=True)
+class TlsSettings:
+    """Settings of HTTPS."""
+
+    table: ClassVar[str] = "server"
+
+    tls_cert: str = text("", *PATH)
+    """Certificate (PEM, with the chain behind it) for HTTPS on `listen`. Empty: plain HTTP. Its name must be the host
+    in `url`."""
+
+    tls_key: str = text("", *PATH)
+    """Private key (PEM) of `tls_cert`, readable by the daemon's user alone."""
+
+    tls_ca: str = text("", *PATH)
+    """Certificates (PEM) of the authority that signed `tls_cert`; clients get them in client.json. Empty: clients trust
+    what their system trusts."""
+
+
+def server_context(settings: TlsSettings) -> ssl.SSLContext:
     """What `tls_cert` and `tls_key` make. Raises ConfigError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -29,7 +49,7 @@ def server_context(settings: Settings) -> ssl.SSLContext:
     return context
 
 
-def client_context(settings: Settings) -> ssl.SSLContext:
+def client_context(settings: TlsSettings) -> ssl.SSLContext:
     """What clients check the certificate with. Raises ConfigError."""
     try:
         return ssl.create_default_context(cafile=settings.tls_ca or None)
@@ -39,7 +59,7 @@ def client_context(settings: Settings) -> ssl.SSLContext:
         ) from None
 
 
-def try_handshake(settings: Settings, url: str) -> None:
+def try_handshake(settings: TlsSettings, url: str) -> None:
     """A client that calls this URL shakes hands with the daemon, in memory. Raises ConfigError where it would not."""
     host = urlsplit(url).hostname or ""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()

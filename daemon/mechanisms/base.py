@@ -25,8 +25,8 @@ from ..capacity.companion_limits import CompanionLimits
 from ..capacity.ledger import Ledger
 from ..capacity.roster import ElasticJob, RunningPiece
 from ..capacity.shrink_options import DropRule, ShrinkableJob, Unit
-from ..config.settings import Settings
 from ..slurm.site import Site
+from .settings import ResizeSettings
 from .timeouts import Bounds
 
 
@@ -136,17 +136,17 @@ class Mechanism(ABC):
             return _unnamed(via)
         return next((job.refused[kind].words for kind in self.asks if kind in job.refused), "")
 
-    def cost_s(self, job: ResizableJob, settings: Settings) -> float:
+    def cost_s(self, job: ResizableJob, settings: ResizeSettings) -> float:
         """Seconds that the training is expected to stand still."""
         return pause_s(job, settings)
 
-    def why_not(self, job: ResizableJob, site: Site, chosen: ChosenWay, settings: Settings) -> str:
+    def why_not(self, job: ResizableJob, site: Site, chosen: ChosenWay, settings: ResizeSettings) -> str:
         """Why it has no part in a resize."""
         if chosen.elsewhere:
             return "one of its own nodes is to become empty: the base itself has to leave it"
         return self.fits(job, site) or self.unsuited(job, chosen, settings)
 
-    def unsuited(self, job: ResizableJob, chosen: ChosenWay, settings: Settings) -> str:
+    def unsuited(self, job: ResizableJob, chosen: ChosenWay, settings: ResizeSettings) -> str:
         """Why it has no part in a resize of a job that it fits. Here: for one that only gives up nodes."""
         if chosen.gpus > job.gpus:
             return "it only gives up nodes"
@@ -204,7 +204,7 @@ def _unnamed(via: tuple[str, ...]) -> str:
     return f"its request does not name it (via={'+'.join(via)})"
 
 
-def pause_s(job: ResizableJob, settings: Settings) -> float:
+def pause_s(job: ResizableJob, settings: ResizeSettings) -> float:
     """The pause to expect of a resize that is no requeue."""
     return first_known(job.pause_s, job.likely_pause_s, settings.assumed_pause_s)
 

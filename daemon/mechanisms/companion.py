@@ -21,10 +21,10 @@ from ..capacity.placement import ShapeTemplate, one_node_each, place, take
 from ..capacity.requeue_placement import reservation_of
 from ..capacity.roster import ElasticJob
 from ..capacity.shrink_options import DropRule
-from ..config.settings import Settings
 from ..slurm.model import Job
 from ..slurm.site import Site
 from .base import ChosenWay, FreeNodes, Mechanism, Placement, ResizableJob, WantedSize
+from .settings import ResizeSettings
 
 
 class CompanionJob(Mechanism):
@@ -36,7 +36,7 @@ class CompanionJob(Mechanism):
     def fits(self, job: ResizableJob, site: Site) -> str:
         return super().fits(job, site) or _unfollowed(job.job) or _barred(job.job.base, site)
 
-    def unsuited(self, job: ResizableJob, chosen: ChosenWay, settings: Settings) -> str:
+    def unsuited(self, job: ResizableJob, chosen: ChosenWay, settings: ResizeSettings) -> str:
         if chosen.gpus > job.gpus:
             return "no free nodes for one"
         if all(piece.kind != "companion" for piece in job.pieces):

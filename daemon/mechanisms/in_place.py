@@ -9,9 +9,9 @@ from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Resize
 
 from ..capacity.shrink_options import DropRule
-from ..config.settings import Settings
 from ..slurm.site import Site
 from .base import ChosenWay, Mechanism, ResizableJob
+from .settings import ResizeSettings
 
 
 class ShrinkInPlace(Mechanism):
@@ -31,5 +31,5 @@ class ExpandInPlace(Mechanism):
     def fits(self, job: ResizableJob, site: Site) -> str:
         return "Slurm refuses it for a job that holds GPUs"
 
-    def why_not(self, job: ResizableJob, site: Site, chosen: ChosenWay, settings: Settings) -> str:
+    def why_not(self, job: ResizableJob, site: Site, chosen: ChosenWay, settings: ResizeSettings) -> str:
         return self.fits(job, site)

@@ -13,13 +13,13 @@ from functools import lru_cache
 from slurm_elastic.protocol.messages import Piece, Resize
 
 from ..capacity.shrink_options import DropRule, Unit, units_of
-from ..config.settings import Settings
 from ..slurm.site import Site
 from .base import ChosenWay, Mechanism, ResizableJob, WantedSize, pause_s
 from .companion import CompanionJob
 from .component import ComponentRelease
 from .in_place import ExpandInPlace, ShrinkInPlace
 from .requeue import RequeueResized
+from .settings import ResizeSettings
 
 COMPANION = CompanionJob()
 """For what is known to be a companion whatever the resize, as one whose base does not run."""
@@ -95,12 +95,12 @@ def used(before: Sequence[Piece], keep: Sequence[Piece], placed_by: Mechanism | 
     return tuple(m for m in MECHANISMS if m is placed_by or (m.drops and m.drops.kind in kinds))
 
 
-def cost_s(job: ResizableJob, by: Iterable[Mechanism], settings: Settings) -> float:
+def cost_s(job: ResizableJob, by: Iterable[Mechanism], settings: ResizeSettings) -> float:
     """Seconds that the training is expected to stand still for a resize by these mechanisms."""
     return max((mechanism.cost_s(job, settings) for mechanism in by), default=pause_s(job, settings))
 
 
-def passed_over(job: ResizableJob, site: Site, chosen: ChosenWay, settings: Settings) -> dict[str, str]:
+def passed_over(job: ResizableJob, site: Site, chosen: ChosenWay, settings: ResizeSettings) -> dict[str, str]:
     """Why not, by the name of every mechanism without a part in a resize; empty when nothing but the batch changes."""
     if not chosen.by:
         return {}

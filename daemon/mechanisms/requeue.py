@@ -29,10 +29,10 @@ from ..capacity.placement import ShapeTemplate, take
 from ..capacity.requeue_placement import SETTLE_S, can_restart, place_restart, reservation_of
 from ..capacity.roster import ElasticJob
 from ..capacity.shrink_options import units_of
-from ..config.settings import Settings
 from ..slurm.model import Job, Size
 from ..slurm.site import Site
 from .base import ChosenWay, FreeNodes, Mechanism, Placement, ResizableJob, WantedSize, first_known
+from .settings import ResizeSettings
 from .timeouts import Bounds
 
 
@@ -47,10 +47,10 @@ class RequeueResized(Mechanism):
             return missing
         return "only an ordinary batch job that asked for its GPUs per node can get another size in the queue"
 
-    def cost_s(self, job: ResizableJob, settings: Settings) -> float:
+    def cost_s(self, job: ResizableJob, settings: ResizeSettings) -> float:
         return first_known(job.requeue_s, job.likely_requeue_s, settings.assumed_requeue_s)
 
-    def unsuited(self, job: ResizableJob, chosen: ChosenWay, settings: Settings) -> str:
+    def unsuited(self, job: ResizableJob, chosen: ChosenWay, settings: ResizeSettings) -> str:
         return f"it would cost {self.cost_s(job, settings):.3g} s where this costs {chosen.cost_s:.3g} s"
 
     def reaches(self, wanted: WantedSize) -> bool:

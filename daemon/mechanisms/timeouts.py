@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..actions.probed import EPILOG, granted_s, seconds
-from ..config.settings import Settings
 from ..slurm.site import Site
+from .settings import ResizeSettings
 
 
-def companion_wait_s(settings: Settings, site: Site, user: str = "", partition: str = "") -> float:
+def companion_wait_s(settings: ResizeSettings, site: Site, user: str = "", partition: str = "") -> float:
     """Seconds that a companion may wait: Slurm looks at one beside other waiting jobs once in a `bf_interval` only, and
     one that was probed may have been granted late."""
     return max(settings.companion_wait_s, 2 * site.bf_interval_s, 2 * granted_s(site.found(user, partition)))
@@ -38,7 +38,7 @@ class Bounds:
     """From there to its start at the new size. Later it waits like any other job, and what fits is looked at again."""
 
     @classmethod
-    def of(cls, settings: Settings) -> Bounds:
+    def of(cls, settings: ResizeSettings) -> Bounds:
         """Those that an admin has set."""
         return cls(
             issued_s=settings.resize_taken_s,

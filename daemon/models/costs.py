@@ -19,8 +19,8 @@ from slurm_elastic.db.rows import PauseRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import StoreError
 
-from ..config.settings import Settings
 from ..optimizer.models.costs import CostModel, CostPrior, Estimate, fit
+from .settings import ModelSettings
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Sizes:
 class Costs:
     """The cluster's cost models, made again at most every REFRESH_S. Thread-safe: what it knows is replaced."""
 
-    def __init__(self, store: Store, settings: Settings, clock: Callable[[], float] = steady_now) -> None:
+    def __init__(self, store: Store, settings: ModelSettings, clock: Callable[[], float] = steady_now) -> None:
         self._store, self._clock = store, clock
         self._priors = {
             False: CostPrior(settings.assumed_pause_s, PER_MB_S),

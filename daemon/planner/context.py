@@ -20,7 +20,6 @@ from ..capacity.pending_jobs import Kind
 from ..capacity.roster import Roster
 from ..capacity.shrink_options import Unit
 from ..capacity.slurm_limits import LimitUsage, gpu_limits
-from ..config.settings import Settings
 from ..mechanisms.timeouts import companion_wait_s
 from ..optimizer.job_view import Model
 from ..optimizer.weights import Weights
@@ -32,6 +31,7 @@ from .limit_usage import holds
 from .memory import Memory
 from .running.job import RunningJob
 from .running.state import JobState
+from .settings import PlannerSettings
 from .user_limits import Limits
 from .waiting.first_sizes import Changed
 
@@ -43,7 +43,7 @@ class Inputs:
     snapshot: Snapshot
     roster: Roster
     states: Mapping[int, JobState]
-    settings: Settings
+    settings: PlannerSettings
     now: float
     passed: Collection[Kind] = ()
     """Of waiting jobs that did not take the room made for them."""

@@ -20,7 +20,6 @@ from ..capacity.placement import take
 from ..capacity.shrink_options import ShrinkableJob
 from ..capacity.slurm_limits import LimitUsage
 from ..capacity.unlisted_gpus import lasting, may_have_started, unlisted_gpus
-from ..config.settings import Settings
 from ..optimizer.policies import POLICIES
 from ..optimizer.weights import (
     GroupShare,
@@ -40,6 +39,7 @@ from .limit_usage import limit_usage
 from .moves import Move, TargetSize, moves
 from .running.job import RunningJob
 from .running.time_left import remaining_s
+from .settings import PlannerSettings
 from .waiting.first_sizes import NO_FIRST_SIZES, FirstSizes, StartingJob, Waiting, first_sizes
 from .waiting.shares import shares
 
@@ -242,7 +242,7 @@ def _group(made: Decisions, pool: Pool, running_jobs: list[RunningJob]) -> tuple
     return target_sizes, Group(pool, found, idle + sum(m.rest for m in found))
 
 
-def _begun(moved: Iterable[Move], settings: Settings) -> tuple[Move, ...]:
+def _begun(moved: Iterable[Move], settings: PlannerSettings) -> tuple[Move, ...]:
     """The moves that begin now: those for waiting jobs first, shrinks before growths, the most progress first; then
     those that change a batch alone, which take no node from anyone."""
     ready = [move for move in moved if move.changes and not move.later]

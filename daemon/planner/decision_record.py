@@ -16,7 +16,6 @@ from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.make_room import RoomMade
 from ..capacity.roster import ElasticJob
-from ..config.settings import SMALLEST, Settings
 from ..mechanisms.base import pause_s
 from ..optimizer.models import goodput
 from ..optimizer.models.throughput import ThroughputModel
@@ -35,6 +34,7 @@ from .row_speeds import Row, Speeds, speeds_of
 from .running.eligibility import weight_of
 from .running.job import RunningJob
 from .running.sizes import batches
+from .settings import SMALLEST, PlannerSettings
 
 MOST_OTHERS = 16
 """Most other jobs that one row names."""
@@ -51,7 +51,7 @@ class DecisionContext:
     """What a decision was taken on, beside the job itself."""
 
     now: float
-    settings: Settings
+    settings: PlannerSettings
     idle: int
     capacity: int
     pool: str = ""
@@ -205,7 +205,7 @@ def row_of_frozen(running: RunningJob, context: DecisionContext) -> DecisionRow:
 
 
 def row_of_waiting(
-    job: ElasticJob, served: RoomMade | None, first: Size | None, now: float, settings: Settings
+    job: ElasticJob, served: RoomMade | None, first: Size | None, now: float, settings: PlannerSettings
 ) -> DecisionRow:
     """The decision on an elastic job in Slurm's queue. `first`: the size that it is to start at, if it is not what it
     asks for now."""
@@ -226,7 +226,7 @@ def row_of_waiting(
     )
 
 
-def _coming(served: RoomMade | None, first: Size | None, settings: Settings) -> str | None:
+def _coming(served: RoomMade | None, first: Size | None, settings: PlannerSettings) -> str | None:
     """What becomes of a job in Slurm's queue."""
     if served is None:
         return None

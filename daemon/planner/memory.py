@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from slurm_elastic.protocol.records import record
 
 from ..capacity.roster import ElasticJob, Roster
-from ..config.settings import Settings
 from ..optimizer.plan import Cache
 from ..slurm.site import Site
 from .pools.kept_member import KeptMember
 from .running.eligibility import running_job
 from .running.job import RunningJob
 from .running.state import JobState
+from .settings import PlannerSettings
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Memory:
         self.columns.turn()
 
     def running_jobs(
-        self, roster: Roster, states: Mapping[int, JobState], settings: Settings, site: Site, now: float
+        self, roster: Roster, states: Mapping[int, JobState], settings: PlannerSettings, site: Site, now: float
     ) -> dict[int, RunningJob]:
         """The running jobs as they are now."""
         before, kept, found = self._running_jobs, dict[int, _Known](), {}
@@ -65,10 +65,10 @@ class _Known:
     """A running job as it was, and what that came from."""
 
     running: RunningJob
-    settings: Settings
+    settings: PlannerSettings
     at: float
 
-    def holds(self, job: ElasticJob, state: JobState, settings: Settings, site: Site, now: float) -> bool:
+    def holds(self, job: ElasticJob, state: JobState, settings: PlannerSettings, site: Site, now: float) -> bool:
         """Whether it is still so."""
         own = self.running
         same = own.job is job and own.site is site and self.settings is settings and self.at <= now < own.fresh_until

@@ -15,12 +15,12 @@ from slurm_elastic.protocol.records import record
 from ..capacity.companion_limits import CompanionLimits
 from ..capacity.ledger import Ledger
 from ..capacity.shrink_options import Unit, shrinks, units_of, without
-from ..config.settings import Settings
 from ..mechanisms import registry
 from ..mechanisms.base import ChosenWay, FreeNodes, Mechanism, WantedSize
 from ..text.reasons import Reason
 from .running.job import RunningJob
 from .running.sizes import ascending_sizes, sizes
+from .settings import PlannerSettings
 
 
 @record(frozen=True, slots=True)
@@ -81,13 +81,13 @@ class Move:
             return "batch"
         return "+".join(mechanism.name for mechanism in by)
 
-    def cost_s(self, settings: Settings) -> float:
+    def cost_s(self, settings: PlannerSettings) -> float:
         """Seconds that the training is expected to stand still for it."""
         if self.of_batch:
             return self.target_size.running.state.batch_pause_s or 0.0
         return registry.cost_s(self.target_size.running, self.by, settings)
 
-    def passed_over(self, settings: Settings) -> dict[str, str]:
+    def passed_over(self, settings: PlannerSettings) -> dict[str, str]:
         """Why not, by the name of every mechanism that has no part in it."""
         running = self.target_size.running
         chosen = ChosenWay(self.gpus, self.by, self.cost_s(settings), self.target_size.elsewhere)

@@ -15,7 +15,6 @@ from slurm_elastic.protocol.messages import Report
 from slurm_elastic.protocol.request import ElasticRequest
 
 from ..capacity.shrink_options import shrinks
-from ..config.settings import Settings
 from ..mechanisms import registry
 from ..mechanisms.base import WantedSize
 from ..models import cache
@@ -29,6 +28,7 @@ from ..optimizer.speedups import speedups_of
 from ..planner.running.job import RunningJob
 from ..planner.running.reports import remaining, trusted_noise
 from ..planner.running.sizes import batches
+from ..planner.settings import PlannerSettings
 from ..reports.predict import PredictedSize
 from ..reports.record import made_from
 
@@ -41,7 +41,7 @@ MOST_ASKED = 1000
 class Basis:
     """What a prediction goes by besides the job's reports."""
 
-    settings: Settings
+    settings: PlannerSettings
     prior: LearnedPrior
     running: RunningJob | None = None
     """As the last round found it; None: it does not run, or is not what the prediction is about."""

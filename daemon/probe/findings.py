@@ -11,7 +11,7 @@ from slurm_elastic.protocol.messages import REFUSED, Tried
 from slurm_elastic.protocol.request import DEFAULT_VIA
 
 from ..actions.probed import EPILOG, SHRINK, companion_by, granted_s, no_companions, seconds
-from ..config.settings import Settings
+from ..selasticd.settings import Settings
 
 CLEANS_S = 5.0
 """An epilog that takes longer cleans more than processes."""
@@ -39,4 +39,5 @@ def settings_to_write(tried: Collection[Tried]) -> list[str]:
         "# nodes do not reach each other: docs/how-to/sites.md#several-networks-names-that-mean-nothing": "network"
         in no,
     }
-    return [line for line, holds in lines.items() if holds]
+    found_lines = [line for line, holds in lines.items() if holds]
+    return ["[resizes]"] * (not all(line.startswith("#") for line in found_lines)) + found_lines

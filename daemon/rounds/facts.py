@@ -13,7 +13,6 @@ from slurm_elastic.protocol.event_kind import EventKind
 
 from ..actions.refusals import Concerned, Refusal, Refusals, standing
 from ..actions.subject import Subject
-from ..config.settings import Settings
 from ..models.costs import Costs
 from ..models.priors import Priors
 from ..optimizer.job_view import Model
@@ -24,6 +23,7 @@ from ..slurm.model import Size, SlurmClient
 from .inputs.job_inputs import JobInputs
 from .inputs.queued_jobs import QueuedJobs
 from .job_registry import JobRegistry
+from .settings import RoundSettings
 
 
 class StoredFacts:
@@ -33,7 +33,7 @@ class StoredFacts:
         self,
         client: SlurmClient,
         store: Store,
-        settings: Settings,
+        settings: RoundSettings,
         registry: JobRegistry,
         priors: Priors,
         costs: Costs,
@@ -71,7 +71,7 @@ class StoredFacts:
         found = {
             job_id: {
                 **refusals.of(Concerned.of(Subject.job(job_id), base), seen.now),
-                **standing(settings, site.found(base.user, base.partition)),
+                **standing(settings.release_by, site.found(base.user, base.partition)),
             }
             for job_id, base in jobs
         }

@@ -20,11 +20,11 @@ from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.request import find
 
 from ..capacity.roster import ElasticJob, Known, Roster, Scope, sort_jobs
-from ..config.settings import Settings
 from ..reports.record import made_from
 from ..slurm.model import Job, Snapshot
 from ..text.reasons import Reason
 from .held_pieces import held_pieces
+from .settings import RoundSettings
 
 log = logging.getLogger(__name__)
 ENDED = "ENDED"
@@ -40,7 +40,7 @@ STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 class JobRegistry:
     """What is known of jobs beside the store; thread-safe."""
 
-    def __init__(self, store: Store, settings: Settings, clock: Callable[[], float] = steady_now) -> None:
+    def __init__(self, store: Store, settings: RoundSettings, clock: Callable[[], float] = steady_now) -> None:
         self.store, self.clock = store, clock
         self.takes_requests = settings.supervisor_requests
         """Whether a request counts that a supervisor brings."""

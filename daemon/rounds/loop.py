@@ -30,7 +30,6 @@ from ..capacity.ledger import held_but_idle
 from ..capacity.roster import Roster
 from ..capacity.shrink_options import Unit
 from ..capacity.unlisted_gpus import by_node, lasting
-from ..config.settings import Settings
 from ..mechanisms.kept_waiting import kept_waiting
 from ..mechanisms.overtaken import overtaken
 from ..mechanisms.reconcile import next_actions, unused
@@ -45,6 +44,7 @@ from ..slurm.model import SlurmClient, Snapshot
 from ..slurm.site import Site
 from .facts import StoredFacts
 from .job_registry import JobRegistry
+from .settings import RoundSettings
 
 log = logging.getLogger(__name__)
 SLOW_S = 5.0
@@ -62,7 +62,7 @@ class Rounds:
         self,
         client: SlurmClient,
         store: Store,
-        settings: Settings,
+        settings: RoundSettings,
         registry: JobRegistry,
         waiters: Waiters,
         clock: Callable[[], float] = steady_now,
@@ -301,7 +301,7 @@ class Rounds:
     def _as_now(self, seen: Observation) -> Observation:
         return replace(seen, site=self._site, settings=self._settings_now())
 
-    def _settings_now(self) -> Settings:
+    def _settings_now(self) -> RoundSettings:
         """The settings in the mode as it is; the same object as long as that is the same."""
         if self._in_mode.mode != self.mode:
             self._in_mode = replace(self.settings, mode=self.mode)

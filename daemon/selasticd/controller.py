@@ -66,10 +66,11 @@ class DaemonController:
         registry: JobRegistry,
         waiters: Waiters,
         wake: Callable[[], None],
+        report_interval_s: float,
         clock: Callable[[], float] = steady_now,
     ) -> None:
         self.store, self.jobs, self.rounds, self.registry, self.waiters = store, jobs, rounds, registry, waiters
-        self._wake, self.clock = wake, clock
+        self._wake, self._report_interval_s, self.clock = wake, report_interval_s, clock
 
     def owner(self, job_id: int, asker: int) -> tuple[int, str] | None:
         """uid and name of the job's user; None for a job that Slurm does not list. Raises TooOften: see
@@ -84,7 +85,7 @@ class DaemonController:
             raise NotFound(f"Slurm knows no job {job_id} that has not ended")
         held = self._held(job, registration.pieces)
         self.registry.started(job_id)
-        interval = self.rounds.settings.report_interval_s
+        interval = self._report_interval_s
         if registration.request:
             self.registry.set_request(job_id, registration.request)
         roster = self.registry.sort(self.jobs.latest())

@@ -14,9 +14,8 @@ from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import StoreError
 
-from ..api.slurm_roles import SlurmRoles
+from ..api.auth import SlurmRoles
 from ..api.waiters import Waiters
-from ..config.settings import Settings
 from ..models.priors import ENDED_EVERY_S
 from ..rounds.job_registry import JobRegistry
 from ..rounds.loop import Rounds
@@ -25,6 +24,7 @@ from ..slurm.slurms_clock import SlurmsClock
 from ..slurm.snapshot_cache import Shares, SnapshotCache
 from .controller import DaemonController
 from .scheduler import Scheduler
+from .settings import Settings
 from .systemd import stalled
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,8 @@ class Daemon:
         self.rounds = Rounds(self.jobs, store, settings, self.registry, self.waiters)
         self.scheduler = Scheduler(self._work, settings.round_interval_s, settings.min_round_gap_s)
         self.controller = DaemonController(
-            store, self.jobs, self.rounds, self.registry, self.waiters, self.scheduler.wake
+            *(store, self.jobs, self.rounds, self.registry, self.waiters, self.scheduler.wake),
+            settings.report_interval_s,
         )
 
     def _work(self) -> None:

@@ -23,7 +23,7 @@ from slurm_elastic.db.migrate import prepare
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import ConfigError, LeaseLost, NotAllowed, StoreError
 
-from ..config.settings import Settings
+from .settings import Settings
 
 log = logging.getLogger(__name__)
 

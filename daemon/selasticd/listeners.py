@@ -19,8 +19,8 @@ from typing import Any
 
 from slurm_elastic.protocol.errors import ConfigError, ElasticError
 
-from ..config.settings import Settings
 from ..config.user_mode import own_address_towards
+from .settings import Settings
 
 log = logging.getLogger(__name__)
 UNREAD_MS = 120_000

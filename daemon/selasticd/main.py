@@ -23,13 +23,11 @@ from slurm_elastic.protocol.errors import ConfigError, ElasticError, SlurmError
 from slurm_elastic.protocol.event_kind import EventKind
 
 from ..api.app import Application, create_app
-from ..api.auth import Authenticator
+from ..api.auth import Authenticator, SlurmRoles
 from ..api.http_server import HttpServer, server_config
-from ..api.slurm_roles import SlurmRoles
 from ..api.status_cache import REFRESH_S
 from ..config import tls
 from ..config.log import handler
-from ..config.settings import Settings, load
 from ..config.user_mode import make_local_folder
 from ..policies import installed
 from ..slurm import CommandClient
@@ -38,6 +36,7 @@ from .daemon import Daemon
 from .leader import Leader, instance_lock, leading
 from .listeners import hook_listener, on_datagram, public_url, tcp_listener, unix_listener, write_client_file
 from .preflight import about_epilog, check
+from .settings import Settings, load
 from .systemd import Notifier
 
 log = logging.getLogger(__name__)

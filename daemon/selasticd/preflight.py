@@ -22,13 +22,13 @@ from slurm_elastic.protocol.errors import ConfigError, ElasticError, SlurmError
 
 from ..api.auth import Authenticator
 from ..config import tls
-from ..config.settings import Settings
 from ..config.user_mode import local_folder
 from ..optimizer.policies import POLICIES
 from ..policies import installed
 from ..services.registry import Services
 from ..slurm import CommandClient
 from .listeners import public_url, tcp_listener
+from .settings import Settings
 
 UNIT_FOLDER = Path("/run/slurm-elastic")
 """RuntimeDirectory of the systemd unit."""

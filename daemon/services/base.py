@@ -22,9 +22,9 @@ from ..actions.action import Action
 from ..actions.subject import Subject
 from ..capacity.ledger import Ledger
 from ..capacity.roster import Roster
-from ..config.settings import Settings
 from ..optimizer.job_view import Model
 from ..planner import JobState
+from ..planner.settings import PlannerSettings
 from ..planner.waiting.first_sizes import Changed
 from ..slurm.model import Size, Snapshot
 from ..slurm.site import Site
@@ -67,7 +67,7 @@ class Observation:
     in_use: Mapping[int, InUse]
     """What each job trains on, by job id."""
     site: Site
-    settings: Settings
+    settings: PlannerSettings
     """The daemon's. `mode` is as it is now, and for a service its own."""
     now: float
     facts: Facts
@@ -128,7 +128,7 @@ class Service(ABC):
         """What the site lacks for it to act; empty: nothing."""
         return ""
 
-    def mode(self, settings: Settings, site: Site) -> str:
+    def mode(self, settings: PlannerSettings, site: Site) -> str:
         """How far it goes now: OFF, REVIEW or ACT."""
         told = settings.of_services.get(self.name, self.unless_told)
         most = (told, REACHES[settings.mode], REVIEW if self.needs(site) else ACT)

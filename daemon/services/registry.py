@@ -12,7 +12,7 @@ from dataclasses import replace
 from slurm_elastic.protocol.errors import ConfigError
 
 from ..actions.action import Action
-from ..config.settings import Settings
+from ..planner.settings import PlannerSettings
 from .base import ACT, OFF, REACHES, Observation, Proposal, Service
 from .elastic.jobs import ElasticJobs
 
@@ -22,7 +22,7 @@ SERVICES: tuple[type[Service], ...] = (ElasticJobs,)
 class Services:
     """Those of one daemon, or of one simulation."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PlannerSettings) -> None:
         names = [kind.name for kind in SERVICES]
         for name in settings.of_services:
             if name not in names:

@@ -32,6 +32,8 @@ from .jobs import SimulatedJob, SimulationSettings
 
 SWITCH = PROGRESS + 1
 """The kind of event at which the GPUs that a growth waited for can be used."""
+GAP_S = 1.0
+"""Shortest time between two decisions, as selasticd is shipped (min_round_gap_s)."""
 ROUND_S = 60.0
 """Longest time between two decisions while elastic jobs train: what a large batch is worth changes without an event."""
 
@@ -114,7 +116,7 @@ class Elastic(Simulation):
             self.cluster.end(i)
         self._drop_the_waiting()
         if resized:
-            self._want_decision(self.now + self.rules.min_round_gap_s)
+            self._want_decision(self.now + GAP_S)
         self._want_decision(rest)
         if self.states.of:
             self._want_decision(self.now + max(ROUND_S, self.settings.interval_s))

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 from slurm_elastic.db.rows import ResizeRow
 
-from ..config.settings import Settings
 from ..optimizer.models.observation import Observation
 from ..optimizer.models.throughput import ThroughputModel
+from ..planner.settings import PlannerSettings
 from .programs import BatchLadder, Program, rigid, size_ladder
 from .traces.formats import TraceError, TraceJob
 
@@ -38,7 +38,7 @@ class SimulationSettings:
     """Until what a grow added can be used (a companion's wait); training goes on meanwhile."""
     cooldown_s: float | None = None
     """Between a resize of a job and the next; None: selasticd's own settings, one for growing and one for shrinking."""
-    horizon_s: float = Settings.horizon_s
+    horizon_s: float = PlannerSettings.horizon_s
     drop: bool = False
     """A job that cannot start at the first decision after it comes is dropped; else it waits."""
     learned: bool = False
@@ -49,18 +49,18 @@ class SimulationSettings:
     stretch: float = 4.0
     """Jobs that an assumed program makes elastic accept from this fraction of their GPUs to this multiple of them, and
     batches up to this multiple of theirs."""
-    shorter_first: float = Settings.shorter_first
+    shorter_first: float = PlannerSettings.shorter_first
     """The planner's setting."""
-    fairness: str = Settings.fairness
+    fairness: str = PlannerSettings.fairness
     """The planner's setting; without Slurm's shares, "auto" and "fairshare" go by account."""
-    first_size: str = Settings.first_size
+    first_size: str = PlannerSettings.first_size
     """The planner's setting."""
     until: str = "quality"
     """What ends the training of a job that does not say: "quality" counts a large batch's waste, "epochs" does not."""
 
-    def planner(self, policy: str) -> Settings:
+    def planner(self, policy: str) -> PlannerSettings:
         """The settings of a daemon that plans for this cluster: the shipped ones, but for what is said here."""
-        found = Settings(
+        found = PlannerSettings(
             mode="act",
             policy=policy,
             horizon_s=self.horizon_s,

@@ -47,17 +47,13 @@ SHORT_EPOCHS = {"chars": 14, "digits": (4, 5)}
 """Without a daemon there is less to show after step 2."""
 SETTINGS = """\
 mode = "act"
-listen = "{address}:0"
-state_dir = "{state}"
-slurm_conf = "{slurm_conf}"
+server = {{ listen = "{address}:0", report_interval_s = 1 }}
+database.state_dir = "{state}"
+slurm.slurm_conf = "{slurm_conf}"
 # A demo is over in minutes; a site's cooldowns and horizon are minutes to hours (see docs/reference/settings.md).
-round_interval_s = 2
-cooldown_grow_s = 6
-max_resizes_per_job_hour = 60
-cooldown_shrink_s = 3
-horizon_s = 60
-report_interval_s = 1
-companion_wait_s = {wait_s:.0f}
+rounds.round_interval_s = 2
+planner = {{ cooldown_grow_s = 6, cooldown_shrink_s = 3, horizon_s = 60, max_resizes_per_job_hour = 60 }}
+resizes.companion_wait_s = {wait_s:.0f}
 """
 
 

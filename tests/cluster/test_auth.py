@@ -24,9 +24,9 @@ from waiting import wait_until
 
 from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.api.auth import Authenticator
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.selasticd.daemon import Daemon
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm import CommandClient
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.api import munge

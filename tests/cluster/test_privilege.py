@@ -9,7 +9,7 @@ import pytest
 from own_sandbox import OwnSandbox
 from waiting import wait_until
 
-from slurm_elastic.daemon.api.slurm_roles import hides_jobs
+from slurm_elastic.daemon.api.auth import hides_jobs
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
 from slurm_elastic.daemon.sandbox.config import ACCOUNT
 from slurm_elastic.daemon.slurm import CommandClient, Size

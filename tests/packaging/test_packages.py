@@ -264,7 +264,7 @@ def on_database(root: Root, code: str) -> str:
 def test_upgrade_keeps_database_and_configuration(installed: Root, built: Path) -> None:
     """From the previous version to this one: the daemon finds what it knew, the admin what they wrote."""
     config = installed.at(CONFIG)
-    config.write_text(config.read_text() + '\nmode = "observe"\nlisten = "127.0.0.1:0"\n')
+    config.write_text('mode = "observe"\nserver.listen = "127.0.0.1:0"\n' + config.read_text().replace("[server]", ""))
     with installed.daemon() as daemon:
         daemon.request("GET", "/v1/health")
         assert daemon.getresponse().status == 200

@@ -15,7 +15,6 @@ from fresh_store import fresh_store
 
 from slurm_elastic.daemon.api.waiters import Waiters
 from slurm_elastic.daemon.capacity.roster import Known
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds
 from slurm_elastic.daemon.planner.memory import Memory
 from slurm_elastic.daemon.rounds.inputs.job_inputs import JobInputs
@@ -23,6 +22,7 @@ from slurm_elastic.daemon.rounds.inputs.queued_jobs import QueuedJobs
 from slurm_elastic.daemon.rounds.job_registry import JobRegistry
 from slurm_elastic.daemon.rounds.loop import Rounds
 from slurm_elastic.daemon.selasticd.controller import DaemonController
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.protocol.codec import VERSION
@@ -65,7 +65,8 @@ class World:
         self.registry = JobRegistry(self.store, self.settings, clock)
         self.rounds = Rounds(self.jobs, self.store, self.settings, self.registry, self.waiters, clock, Bounds())
         self.controller = DaemonController(
-            self.store, self.jobs, self.rounds, self.registry, self.waiters, lambda: None, clock
+            *(self.store, self.jobs, self.rounds, self.registry, self.waiters, lambda: None),
+            *(self.settings.report_interval_s, clock),
         )
 
     def rounds_from_scratch(self) -> Rounds:

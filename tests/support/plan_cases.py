@@ -12,13 +12,13 @@ from store_records import resize_row
 
 from slurm_elastic.daemon.capacity.pending_jobs import Kind
 from slurm_elastic.daemon.capacity.roster import sort_jobs
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.models.cache import observations
 from slurm_elastic.daemon.optimizer.job_view import Model
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.planner import Inputs, JobState, Plan, plan_round
 from slurm_elastic.daemon.planner.memory import Memory
 from slurm_elastic.daemon.planner.waiting.first_sizes import Changed
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.db.rows import DecisionRow, HostPair, InUse, Mark, ObservationRow, ResizeRow
 from slurm_elastic.protocol.messages import Resize

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from slurm_elastic.protocol.api import routes
@@ -17,7 +16,6 @@ from slurm_elastic.protocol.errors import ElasticError
 from ...reports.answers import Health
 from ...reports.record import read
 from ...text.times import format_time
-from .. import options
 
 DEFAULT_FILE = Path("/etc/slurm-elastic/selasticd.toml")
 ASK_S = 2.0
@@ -38,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show or check. A setting that is not accepted ends with exit status 2 and one sentence."""
-    from ...config import settings
+    from ...selasticd import settings
 
     # As the daemon does: without a file of its own it starts with the defaults.
     missing = args.file == DEFAULT_FILE and not DEFAULT_FILE.exists()
@@ -47,11 +45,16 @@ def run(args: argparse.Namespace) -> int:
         with_it = "not there; selasticd would start with its defaults" if missing else "selasticd would start with it"
         print(f"{args.file}: {with_it}")
     elif args.json:
-        options.print_json(loaded)
+        tables = settings.by_table(loaded)
+        print(json.dumps(tables.pop("") | tables, indent=2))
     else:
-        for key, value in asdict(loaded).items():
-            # JSON's form is TOML's for text, numbers, booleans and flat lists.
-            print(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+        for table, values in settings.by_table(loaded).items():
+            if table:
+                print(f"\n[{table}]")
+            for key, value in values.items():
+                # JSON's form is TOML's for text, numbers, booleans and flat lists.
+                print(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+        print()
         for line in in_use():
             print(line)
     return 0

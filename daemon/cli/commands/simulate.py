@@ -38,8 +38,8 @@ What would have come of last month, were every job elastic, on 16 nodes of 4 GPU
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `selastic simulate`."""
-    from ...config.settings import FIRST_SIZES
-    from ...config.settings import Settings as Shipped
+    from ...planner.settings import FIRST_SIZES
+    from ...planner.settings import PlannerSettings as Shipped
     from ...simulator.traces.sacct import COMMAND
 
     parser.epilog = EPILOG.replace("{COMMAND}", COMMAND)
@@ -142,9 +142,9 @@ def _needless(args: argparse.Namespace, rows: list[Summary]) -> set[str]:
 
 def _conditions(outcomes: list[Outcome], settings: SimulationSettings) -> list[str]:
     """What holds for every job."""
-    from ...config.settings import Settings as Shipped
     from ...optimizer.policies import DEFAULT_POLICY
     from ...planner.running.cooldown import cooldown_s
+    from ...planner.settings import PlannerSettings as Shipped
     from ...simulator.metrics import RECORDED
     from ...simulator.replay import most_held
 
@@ -224,7 +224,7 @@ def _settings(args: argparse.Namespace) -> SimulationSettings:
 
 
 def _policies(text: str) -> list[str]:
-    from ...config.settings import Settings as Shipped
+    from ...planner.settings import PlannerSettings as Shipped
     from ...policies import installed
 
     wanted = [word.strip() for word in text.split(",") if word.strip()]

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ...config.settings import Settings
 from ...optimizer.plan import Cache, plan_pools
 from ...optimizer.policies import POLICIES
 from ...optimizer.problem import Layout
 from ...optimizer.solver.nested_caps import Cap
 from ...optimizer.targets import PoolPlan, Target
+from ..settings import PlannerSettings
 from .candidate import Candidate
 from .gain import gain_of, progress_of, staying_values
 
@@ -41,7 +41,7 @@ def share(
     pools: Sequence[Sequence[Candidate]],
     capacities: Sequence[int],
     caps: Sequence[Cap],
-    settings: Settings,
+    settings: PlannerSettings,
     cache: Cache | None = None,
     layout: Layout | None = None,
 ) -> list[PoolAnswer]:

@@ -9,7 +9,6 @@ from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.request import ElasticRequest
 
 from ...capacity.shrink_options import Unit
-from ...config.settings import Settings
 from ...mechanisms.base import pause_s
 from ...optimizer.job_view import JobView
 from ...optimizer.models import goodput
@@ -17,6 +16,7 @@ from ...text.reasons import Reason
 from ..moves import Move, TargetSize
 from ..running.job import RunningJob
 from ..running.sizes import batches
+from ..settings import PlannerSettings
 from .options import Options
 
 Untried = tuple[float, tuple[tuple[int, int, float, float], ...]]
@@ -74,7 +74,7 @@ class Candidate:
 
 
 def member(
-    running: RunningJob, made: Options, settings: Settings, factor: float = 1.0, horizon_s: float | None = None
+    running: RunningJob, made: Options, settings: PlannerSettings, factor: float = 1.0, horizon_s: float | None = None
 ) -> Candidate:
     """The job as the optimizer sees it.
 

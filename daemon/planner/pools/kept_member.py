@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...capacity.shrink_options import Unit
-from ...config.settings import Settings
 from ..running.job import RunningJob
 from ..running.state import JobState
+from ..settings import PlannerSettings
 from .candidate import Candidate, member
 from .options import in_reach, options
 
@@ -27,7 +27,7 @@ class KeptMember:
 
     @classmethod
     def made(
-        cls, before: KeptMember | None, running: RunningJob, forced: frozenset[Unit], settings: Settings,
+        cls, before: KeptMember | None, running: RunningJob, forced: frozenset[Unit], settings: PlannerSettings,
         room: int, node_gpus: int, factor: float, horizon_s: float,
     ) -> KeptMember | None:  # fmt: skip
         """The member, with what of the one before is still so; None when the job has no size to come to rest on.

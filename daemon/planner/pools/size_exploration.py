@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
-from ...config.settings import Settings
 from ...optimizer.job_view import JobView, nodes_at
 from ...optimizer.models import goodput
 from ...optimizer.policies import POLICIES, Policy
@@ -17,6 +16,7 @@ from ...optimizer.speedups import speedups_of
 from ..running.cooldown import cooldown_s
 from ..running.job import RunningJob
 from ..running.time_left import remaining_s
+from ..settings import PlannerSettings
 from .candidate import Candidate, Untried
 
 TRY_GAIN = 0.05
@@ -45,7 +45,9 @@ def won_s(gain: float, doubt: float, left_s: float, held_s: float, pause_s: floa
     return held_s * log + (left_s - held_s) * better - pause_s * (1.0 + worse)
 
 
-def explore(m: Candidate, free: int, idle: int, settings: Settings, now: float, at: float) -> tuple[int, int] | None:
+def explore(
+    m: Candidate, free: int, idle: int, settings: PlannerSettings, now: float, at: float
+) -> tuple[int, int] | None:
     """(GPUs, batch) of the larger size, never measured, that is most worth a try on GPUs that nobody wants; None:
     there is none.
 

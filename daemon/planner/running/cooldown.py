@@ -9,8 +9,8 @@ from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
 
-from ...config.settings import Settings
 from ...text.reasons import Reason
+from ..settings import PlannerSettings
 from .state import JobState
 
 HOUR_S = 3600.0
@@ -34,7 +34,7 @@ class Rest:
     """GPUs that it may try, for Slurm has refused it more; None: it has not."""
 
 
-def rested(rest: Rest, state: JobState, settings: Settings, now: float) -> Rest:
+def rested(rest: Rest, state: JobState, settings: PlannerSettings, now: float) -> Rest:
     """Apply the limit of resizes within an hour."""
     limit, times = settings.max_resizes_per_job_hour, state.resized
     if len(times) < limit:
@@ -46,7 +46,7 @@ def rested(rest: Rest, state: JobState, settings: Settings, now: float) -> Rest:
     return replace(rest, may_grow=False, may_shrink=False, until=until, fresh_until=fresh)
 
 
-def cooldown_s(longest_s: float, pause_s: float | None, settings: Settings) -> float:
+def cooldown_s(longest_s: float, pause_s: float | None, settings: PlannerSettings) -> float:
     """How long a resize holds a job back: `cooldown_pauses` of its mean pauses (None: not measured), within
     LEAST_COOLDOWN_S and `longest_s`. A pause of seconds is earned back in a minute, one of a minute is not."""
     if not settings.cooldown_pauses:
@@ -55,7 +55,7 @@ def cooldown_s(longest_s: float, pause_s: float | None, settings: Settings) -> f
     return min(longest_s, max(LEAST_COOLDOWN_S, settings.cooldown_pauses * pause))
 
 
-def cooled(state: JobState, settings: Settings, now: float) -> Rest:
+def cooled(state: JobState, settings: PlannerSettings, now: float) -> Rest:
     """Apply the cooldowns and the time after a failure: to the nodes, and to the batch alone.
 
     The batch waits until what it would be chosen from has been reported: of a new size, and of the batch before. Its
@@ -74,7 +74,7 @@ def cooled(state: JobState, settings: Settings, now: float) -> Rest:
     return replace(rest, may_rebatch=False, fresh_until=min(rest.fresh_until, of_batch))
 
 
-def _batch_until(last: ResizeRow | None, state: JobState, settings: Settings, now: float) -> float | None:
+def _batch_until(last: ResizeRow | None, state: JobState, settings: PlannerSettings, now: float) -> float | None:
     """How long its last change holds the batch back; None: it does not."""
     if last is None or last.state == ResizeState.OVERTAKEN or last.updated > now + CLOCK_S:
         return None
@@ -84,7 +84,7 @@ def _batch_until(last: ResizeRow | None, state: JobState, settings: Settings, no
     return last.updated + waits_s if now < last.updated + waits_s else None
 
 
-def _after_resize(state: JobState, settings: Settings, now: float) -> Rest:
+def _after_resize(state: JobState, settings: PlannerSettings, now: float) -> Rest:
     last = state.last
     if last is None or last.state == ResizeState.OVERTAKEN or last.updated > now + CLOCK_S:
         return Rest()

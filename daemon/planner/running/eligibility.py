@@ -12,10 +12,10 @@ from slurm_elastic.protocol.resize_state import ResizeState
 from ...capacity.ledger import Amount, per_node
 from ...capacity.roster import ElasticJob
 from ...capacity.shrink_options import Unit, units_of, without
-from ...config.settings import Settings
 from ...mechanisms import registry
 from ...slurm.site import Site
 from ...text.reasons import Reason
+from ..settings import PlannerSettings
 from .cooldown import Rest, cooled, rested
 from .job import RunningJob
 from .sizes import sizes
@@ -26,7 +26,7 @@ STALLED_WEIGHT = 0.001
 
 
 def running_job(
-    job: ElasticJob, state: JobState, settings: Settings, now: float, site: Site | None = None
+    job: ElasticJob, state: JobState, settings: PlannerSettings, now: float, site: Site | None = None
 ) -> RunningJob:
     """A running job as a round finds it."""
     site = site or Site()
@@ -120,6 +120,6 @@ def _loose(
     }
 
 
-def weight_of(request: ElasticRequest, settings: Settings) -> float:
+def weight_of(request: ElasticRequest, settings: PlannerSettings) -> float:
     """The request's weight as far as the site lets it count."""
     return min(request.weight, settings.max_weight)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...config.settings import Settings
 from ...optimizer.job_view import Model
 from ...optimizer.models import goodput
+from ..settings import PlannerSettings
 from .job import RunningJob
 
 
@@ -26,7 +26,7 @@ def _pace(running: RunningJob, model: Model) -> tuple[float, float]:
     return worth, model.throughput(1, 1, max(1, batch))
 
 
-def horizon(running: RunningJob, settings: Settings, at: float) -> float:
+def horizon(running: RunningJob, settings: PlannerSettings, at: float) -> float:
     """Seconds in which a pause has to be earned back: close to its time limit a job has little time for that."""
     ends_at = running.job.base.ends_at
     return max(1.0, settings.horizon_s if ends_at is None else min(settings.horizon_s, ends_at - at))

@@ -19,9 +19,9 @@ from ...capacity.pending_jobs import Kind, Need
 from ...capacity.placement import ShapeTemplate
 from ...capacity.requeue_placement import can_restart, whole_sizes
 from ...capacity.roster import ElasticJob
-from ...config.settings import PLAN, SCRIPT, SMALLEST
 from ...slurm.model import Job, Size
 from ..running.sizes import ascending_sizes
+from ..settings import PLAN, SCRIPT, SMALLEST
 
 BACK_S = 10.0
 """How long Slurm has to start a job at the size that it was given, if its GPUs are not free any more."""

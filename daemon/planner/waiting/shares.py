@@ -15,7 +15,6 @@ from functools import lru_cache
 
 from slurm_elastic.protocol.request import ElasticRequest
 
-from ...config.settings import Settings
 from ...optimizer.errors import InfeasiblePlan, PlanInputError
 from ...optimizer.job_view import JobView, Model
 from ...optimizer.plan import Cache, plan_pools
@@ -24,6 +23,7 @@ from ...optimizer.solver.nested_caps import Cap
 from ..pools.candidate import Candidate
 from ..running.eligibility import weight_of
 from ..running.sizes import batches
+from ..settings import PlannerSettings
 from .first_sizes import StartingJob
 
 
@@ -33,7 +33,7 @@ def shares(
     caps: Sequence[Cap],
     waiting: Sequence[StartingJob],
     models: Mapping[int, Model],
-    settings: Settings,
+    settings: PlannerSettings,
     cache: Cache,
 ) -> dict[int, int]:
     """GPUs by job id, of the waiting jobs of one pool. `capacity`: what these members and waiting jobs share; `models`:
@@ -57,7 +57,7 @@ def shares(
     return found | {int(target.label): target.gpus for target in planned.targets[len(views) :]}
 
 
-def _view(one: StartingJob, model: Model, settings: Settings) -> JobView:
+def _view(one: StartingJob, model: Model, settings: PlannerSettings) -> JobView:
     request = one.job.request
     reference = min(batches(request, one.script.gpus), default=1)
     return JobView(

@@ -19,12 +19,12 @@ from ...actions.action import Action, Begin, Close
 from ...actions.subject import QUEUE, Subject
 from ...capacity.ledger import Ledger
 from ...capacity.unlisted_gpus import by_node, lasting
-from ...config.settings import PLAN
 from ...mechanisms.requeue import COMES_BACK, bound_by_a_shrink, first_size_steps, resumes
 from ...optimizer.policies import DEFAULT_POLICY
 from ...planner import Inputs, Plan, plan_round
 from ...planner.memory import Memory
 from ...planner.running.job import RunningJob
+from ...planner.settings import PLAN
 from ...text.reasons import Reason
 from ..base import ACT, Note, Observation, Proposal, Row, Service
 from .nonstarters import Nonstarters

@@ -14,8 +14,8 @@ from training_job import TrainingJob
 from waiting import wait_until
 
 from slurm_elastic.daemon.capacity.constraints import meets
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.selasticd.preflight import check
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.protocol.messages import Shape
 
 

@@ -8,8 +8,8 @@ import pytest
 from site_cluster import SiteCluster
 from waiting import wait_until
 
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.selasticd.preflight import check
+from slurm_elastic.daemon.selasticd.settings import Settings
 
 
 def test_a_limit_holds_a_job_until_the_test_is_over(site: SiteCluster) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.mechanisms.reconcile import Bounds
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.protocol.resize_state import ResizeState
 

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from slurm_elastic.daemon.api.app import create_app
-from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codec import to_json
 from slurm_elastic.protocol.messages import Phase, Reports

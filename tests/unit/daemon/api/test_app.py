@@ -27,8 +27,8 @@ from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.api import cpu_shares, requests
 from slurm_elastic.daemon.api.app import _check_size, create_app
 from slurm_elastic.daemon.api.requests import Refused
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.reports.common import Viewer
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store

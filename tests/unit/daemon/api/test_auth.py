@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.daemon.api.auth import Authenticator, Unauthenticated, spoken
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.reports.common import Viewer
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.shared_secret import MAX_AGE_S, Verifier, prove
 from slurm_elastic.protocol.errors import NotAllowed

@@ -18,7 +18,7 @@ from waiting import wait_until
 from slurm_elastic.daemon.api import connection_limits, http_server
 from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.api.connection_limits import MAX_CONNECTIONS, ConnectionLimits
-from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.selasticd.settings import Settings
 
 OF_PEER = 24
 

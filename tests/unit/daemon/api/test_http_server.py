@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from slurm_elastic.daemon.api import http_server
-from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.selasticd.settings import Settings
 
 CALLBACKS = {
     *("connection_made", "data_received", "connection_lost", "on_message_begin", "on_headers_complete", "on_body"),

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from slurm_elastic.daemon.api.app import create_app
-from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.protocol.codec import to_json

@@ -20,9 +20,9 @@ from schemathesis.specs.openapi.checks import negative_data_rejection
 
 from slurm_elastic.daemon.api import openapi
 from slurm_elastic.daemon.api.app import create_app
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.reports.answers import ANSWERS
 from slurm_elastic.daemon.reports.evidence import Evidence
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import messages

@@ -24,8 +24,8 @@ from waiting import wait_until
 from slurm_elastic.daemon.api import http_server, report_intake, requests
 from slurm_elastic.daemon.api.app import Application, create_app
 from slurm_elastic.daemon.api.requests import RateLimit
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.selasticd.main import DaemonServer
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import codec
 from slurm_elastic.protocol.api import munge

@@ -278,7 +278,7 @@ def test_top_in_a_narrow_terminal_is_not_bold_to_its_end(daemon: Daemon, tmp_pat
 def test_config_without_a_file_shows_the_defaults(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Like the daemon, which starts with them; a file that is named has to be there."""
     from slurm_elastic.daemon.cli.commands import config
-    from slurm_elastic.daemon.config import settings
+    from slurm_elastic.daemon.selasticd import settings
 
     for module in (config, settings):
         monkeypatch.setattr(module, "DEFAULT_FILE", tmp_path / "none.toml")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.daemon.cli import documents, main, manual, parser
-from slurm_elastic.daemon.config import reference, settings
+from slurm_elastic.daemon.selasticd import reference, settings
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.protocol import errors, request
 from slurm_elastic.protocol.api import munge

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import tomli
 
-from slurm_elastic.daemon.config import reference
-from slurm_elastic.daemon.config.settings import FIELDS, Settings, check, load
+from slurm_elastic.daemon.selasticd import reference
+from slurm_elastic.daemon.selasticd.settings import FIELDS, TABLE_OF, Settings, by_table, check, load
 from slurm_elastic.protocol.errors import ConfigError
 
 ROOT = Path(__file__).parents[4]
@@ -61,6 +61,13 @@ def test_values_are_read(tmp_path: Path) -> None:
         ("round_interval_s = 1\nmin_round_gap_s = 5", "min_round_gap_s=5 is above round_interval_s=1"),
         ("user_mode = true", "user_mode is not a setting of the file; accepted: selasticd --user"),
         ("mode = ", "is not TOML"),
+        ("[planner]\nlisten = 1", r"setting listen stands in \[planner\]; accepted: in \[server\]"),
+        ('[models]\nmode = "act"', r"mode stands in \[models\]; accepted: above the first table"),
+        ("min_gain = 1\n[planner]\nmin_gain = 1", r"min_gain stands in \[planner\] and above the first table"),
+        ("[planer]\nmin_gain = 1", r"table \[planer\] is not known; did you mean \[planner\]\?"),
+        ("[planner]\nmin_gian = 1", "setting min_gian is not known; did you mean min_gain"),
+        ("planner = 3", r"planner=3 is not accepted; accepted: a table, \[planner\]"),
+        ("[min_gain]\nx = 1", "min_gain={'x': 1} is not accepted; accepted: a number"),
     ],
 )
 def test_a_wrong_value_is_refused_in_one_sentence(tmp_path: Path, line: str, sentence: str) -> None:
@@ -79,6 +86,18 @@ def test_a_setting_of_an_earlier_release_is_refused_with_what_to_do(tmp_path: Pa
     file.write_text("order_taken_s = 30\n")
     with pytest.raises(ConfigError, match=r"order_taken_s of .*0\.1\.0 is resize_taken_s since 0\.2\.0"):
         load(file)
+
+
+def test_tables_and_where_settings_stood_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each setting counts in its table, and in this release above the tables, too: one line says what goes where."""
+    tables = 'mode = "act"\n[server]\nlisten = "a:1"\n[planner]\nmin_gain = 0.1\nhorizon_s = 60\n'
+    found = load(write(tmp_path, tables))
+    assert (found.listen, found.min_gain, found.horizon_s) == ("a:1", 0.1, 60.0) and not caplog.messages
+    assert load(write(tmp_path, 'mode = "act"\nlisten = "a:1"\nmin_gain = 0.1\nhorizon_s = 60\n')) == found
+    [said] = caplog.messages
+    assert said.endswith("these elsewhere: [server] listen; [planner] min_gain, horizon_s")
+    assert {table for table, names in by_table(found).items() if "min_gain" in names} == {"planner"}
+    assert sorted(name for names in by_table(found).values() for name in names) == sorted(FIELDS)
 
 
 def test_an_old_word_counts_for_a_release(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -112,19 +131,21 @@ def test_every_setting_explains_itself() -> None:
 
 
 def test_the_reference_page_is_up_to_date() -> None:
-    """docs/reference/settings.md is what `python -m slurm_elastic.daemon.config.reference --markdown` prints."""
+    """docs/reference/settings.md is what `python -m slurm_elastic.daemon.selasticd.reference --markdown` prints."""
     assert (ROOT / "docs" / "reference" / "settings.md").read_text() == reference.markdown()
 
 
 def test_the_sample_file_is_up_to_date() -> None:
-    """packaging/selasticd.toml is what the code prints: python -m slurm_elastic.daemon.config.reference --sample."""
+    """packaging/selasticd.toml is what the code prints: python -m slurm_elastic.daemon.selasticd.reference --sample."""
     assert (ROOT / "packaging" / "selasticd.toml").read_text() == reference.sample()
 
 
 def test_the_sample_file_shows_the_defaults() -> None:
     """With every comment sign taken off its settings, the sample is accepted and changes nothing."""
     lines = reference.sample().splitlines()
-    bare = "\n".join(line[1:] for line in lines if line.startswith("#") and not line.startswith("# "))
+    bare = "\n".join(line.removeprefix("#") for line in lines if not line.startswith("# "))
     values = tomli.loads(bare)
+    for table in set(TABLE_OF.values()) - {""}:
+        values |= values.pop(table)
     assert set(values) == set(FIELDS) - set(reference.HIDDEN)
     assert check(values) == Settings()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.daemon.config import user_mode
-from slurm_elastic.daemon.config.settings import Settings, load
 from slurm_elastic.daemon.selasticd import listeners
 from slurm_elastic.daemon.selasticd.preflight import check
+from slurm_elastic.daemon.selasticd.settings import Settings, load
 from slurm_elastic.db import engine
 from slurm_elastic.protocol.errors import ConfigError
 

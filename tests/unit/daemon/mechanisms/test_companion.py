@@ -12,11 +12,11 @@ from store_records import resize_row
 from slurm_elastic.daemon.actions.action import Cancel, Shrink
 from slurm_elastic.daemon.capacity.ledger import Amount
 from slurm_elastic.daemon.capacity.roster import sort_jobs
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.mechanisms.base import ChosenWay, WantedSize
 from slurm_elastic.daemon.mechanisms.companion import CompanionJob
 from slurm_elastic.daemon.mechanisms.in_place import ShrinkInPlace
 from slurm_elastic.daemon.mechanisms.requeue import RequeueResized
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.protocol.messages import Resize, Shape
 

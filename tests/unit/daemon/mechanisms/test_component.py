@@ -8,10 +8,10 @@ from resizable_jobs import free_nodes, resizable
 
 from slurm_elastic.daemon.actions.action import Cancel, Shrink
 from slurm_elastic.daemon.capacity.roster import sort_jobs
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.mechanisms.base import ChosenWay, WantedSize
 from slurm_elastic.daemon.mechanisms.companion import CompanionJob
 from slurm_elastic.daemon.mechanisms.component import ComponentRelease
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.site import Site
 

@@ -9,10 +9,10 @@ import pytest
 from cluster_snapshots import Cluster
 from resizable_jobs import Resizable, resizable
 
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.mechanisms import registry
 from slurm_elastic.daemon.mechanisms.base import ChosenWay, Mechanism, WantedSize
 from slurm_elastic.daemon.mechanisms.registry import MECHANISMS
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.protocol import request
 from slurm_elastic.protocol.messages import Piece, Resize, Shape

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds, companion_wait_s
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.protocol.messages import Tried
 

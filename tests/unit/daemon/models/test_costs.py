@@ -10,8 +10,8 @@ import pytest
 from fresh_store import fresh_store
 from store_records import JOB
 
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.models.costs import REFRESH_S, Costs
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.rows import REQUEUE, CheckpointRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.messages import Piece

@@ -13,7 +13,6 @@ from daemon_harness import World
 from fresh_store import fresh_store
 from waiting import wait_until
 
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.models.cache import observation
 from slurm_elastic.daemon.models.priors import SHIPPED, Priors, learned, program_of
 from slurm_elastic.daemon.optimizer.models.prior import from_plain
@@ -22,6 +21,7 @@ from slurm_elastic.daemon.optimizer.models.step_time import parameters, step_tim
 from slurm_elastic.daemon.optimizer.models.throughput import fit
 from slurm_elastic.daemon.selasticd.daemon import Daemon
 from slurm_elastic.daemon.selasticd.scheduler import Scheduler
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.rows import JobRow, ObservationRow, PriorRow, RunRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.messages import Report

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from slurm_elastic.daemon.capacity.roster import ElasticJob
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.planner import Inputs, JobState, Plan, decide, plan_round
 from slurm_elastic.daemon.planner.decide import Decisions
 from slurm_elastic.daemon.planner.memory import Memory
 from slurm_elastic.daemon.planner.running.job import RunningJob
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.services.elastic import jobs as elastic_jobs
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings
 from slurm_elastic.daemon.simulator.programs import builtin

@@ -6,10 +6,10 @@ from cluster_snapshots import TYPE, Cluster
 
 from slurm_elastic.daemon.capacity.ledger import Ledger
 from slurm_elastic.daemon.capacity.roster import sort_jobs
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.planner.moves import Move, TargetSize, moves
 from slurm_elastic.daemon.planner.running.eligibility import running_job
 from slurm_elastic.daemon.planner.running.state import JobState
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import InUse
 from slurm_elastic.protocol.messages import Piece

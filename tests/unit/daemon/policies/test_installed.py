@@ -15,12 +15,12 @@ import pytest
 from one_pool import plan
 
 from slurm_elastic.daemon.cli.commands import simulate
-from slurm_elastic.daemon.config.settings import check
 from slurm_elastic.daemon.optimizer.errors import PolicyFailed
 from slurm_elastic.daemon.optimizer.job_view import JobView
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES
 from slurm_elastic.daemon.policies import installed
 from slurm_elastic.daemon.policies.isolated import IsolatedPolicy
+from slurm_elastic.daemon.selasticd.settings import check
 from slurm_elastic.protocol.errors import ConfigError
 
 DOC = Path(__file__).parents[4] / "docs" / "how-to" / "write-a-policy.md"

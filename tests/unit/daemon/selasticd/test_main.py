@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from certificates import self_signed
 
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.selasticd import listeners, main
 from slurm_elastic.daemon.selasticd.leader import instance_lock
 from slurm_elastic.daemon.selasticd.listeners import AddressUnusable, public_url, tcp_listener, write_client_file
 from slurm_elastic.daemon.selasticd.preflight import about_epilog, check, known, rights
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db import engine
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import ConfigError, NotAllowed

@@ -12,7 +12,7 @@ from daemon_harness import World
 
 from slurm_elastic.daemon.actions.action import Act, Action, SlurmWrites
 from slurm_elastic.daemon.actions.subject import QUEUE, Subject
-from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.services import registry
 from slurm_elastic.daemon.services.base import ACT, OFF, REVIEW, Note, Observation, Proposal, Row, Service
 from slurm_elastic.daemon.simulator.elastic import Elastic

@@ -78,7 +78,14 @@ def resizes(inputs: Inputs) -> list[Resize]:
         kept = tuple(sorted(place[name] for piece in move.keep for name in piece.nodes))
         added = tuple(tuple(place[name] for name in shape.node_list) for shape in move.add)
         found.append(
-            (move.allotment.running.gpus, move.gpus, move.allotment.batch, move.allotment.reason.value, kept, added)
+            (
+                move.target_size.running.gpus,
+                move.gpus,
+                move.target_size.batch,
+                move.target_size.reason.value,
+                kept,
+                added,
+            )
         )
     return sorted(found)
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from plan_cases import NOW, SETTINGS, World, closed, order, row, seen
 
-from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.planner import JobState, decide
 from slurm_elastic.daemon.planner.running.cooldown import cooldown_s
+from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.messages import Resize, Shape

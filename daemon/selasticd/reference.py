@@ -8,18 +8,24 @@ import inspect
 import json
 import sys
 import textwrap
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import groupby, pairwise
+from typing import Any
 
 from . import settings as schema
-from .settings import FIELDS, Settings
+from .settings import FIELDS, TABLE_OF
 
 HIDDEN = ("user_mode",)
 """Given on the command line, not in the file."""
 
 
 def explanations() -> dict[str, str]:
-    """The docstring under each setting, on one line."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(Settings)))
+    """The docstring under each setting, on one line, in the order of the tables."""
+    return {name: said for kind in schema.TABLES for name, said in _explained(kind).items()}
+
+
+def _explained(kind: type[Any]) -> dict[str, str]:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
     body = tree.body[0].body  # type: ignore[attr-defined]
     found: dict[str, str] = {}
     for statement, following in pairwise(body):
@@ -28,6 +34,13 @@ def explanations() -> dict[str, str]:
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 found[statement.target.id] = " ".join(value.value.split())
     return found
+
+
+def _tables() -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Each table that a file has, with its settings and their explanations."""
+    words = explanations()
+    for table, some in groupby(words, key=TABLE_OF.__getitem__):
+        yield table, [(name, words[name]) for name in some if name not in HIDDEN]
 
 
 def accepted(name: str) -> str:
@@ -50,13 +63,15 @@ def markdown() -> str:
         "",
         f"One TOML file, `{schema.DEFAULT_FILE}` unless `--config` names another. Every setting is optional; a",
         "change takes effect when selasticd is started again. `selasticd --check` says what is wrong with the file.",
+        "In this release settings also count above the first table, as in 0.2; the log says where they belong.",
         "",
         "This page is printed from the code: "
-        "`python -m slurm_elastic.daemon.config.reference --markdown > docs/reference/settings.md`.",
+        "`python -m slurm_elastic.daemon.selasticd.reference --markdown > docs/reference/settings.md`.",
     ]
-    for name, words in explanations().items():
-        if name not in HIDDEN:
-            lines += ["", f"## `{name}`", "", f"Default `{default(name)}`; accepted: {accepted(name)}.", ""]
+    for table, settings in _tables():
+        lines += ["", f"## `[{table}]`" if table else "## Above the first table"]
+        for name, words in settings:
+            lines += ["", f"### `{name}`", "", f"Default `{default(name)}`; accepted: {accepted(name)}.", ""]
             lines += wrapped(words, 118)
             meanings = [f"- `{word}`: {said}" for word, said in FIELDS[name].metadata["words"].items() if said]
             lines += [""] * bool(meanings) + meanings
@@ -66,8 +81,9 @@ def markdown() -> str:
 def sample() -> str:
     """The sample file: every setting, commented out, at its default."""
     lines = ["# Settings of selasticd. What is commented out is the default. Check with: selasticd --check"]
-    for name, words in explanations().items():
-        if name not in HIDDEN:
+    for table, settings in _tables():
+        lines += ["", f"[{table}]"] if table else []
+        for name, words in settings:
             lines.append("")
             for paragraph in (words, f"Accepted: {accepted(name)}."):
                 lines += wrapped(paragraph, 118, "# ")
@@ -88,8 +104,9 @@ def roff(date: str, version: str) -> str:
         "says what is wrong with the file.",
         ".SH SETTINGS",
     ]
-    for name, words in explanations().items():
-        if name not in HIDDEN:
+    for table, settings in _tables():
+        lines += [f".SS [{table}]"] if table else []
+        for name, words in settings:
             lines += [".TP", f'.BR {escaped(name)} " = {escaped(default(name)).replace(chr(34), chr(92) + "(dq")}"']
             lines += wrapped(escaped(words), 100)
             lines += [".br", f"Accepted: {escaped(accepted(name))}."]
@@ -110,8 +127,8 @@ def escaped(text: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of `python -m slurm_elastic.daemon.config.reference`."""
-    parser = argparse.ArgumentParser(prog="python -m slurm_elastic.daemon.config.reference", description=__doc__)
+    """Entry point of `python -m slurm_elastic.daemon.selasticd.reference`."""
+    parser = argparse.ArgumentParser(prog="python -m slurm_elastic.daemon.selasticd.reference", description=__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--markdown", action="store_true", help="print the reference page")
     what.add_argument("--sample", action="store_true", help="print the sample file")

@@ -1,0 +1,61 @@
+"""How long the parts of a resize may take, and by which ways they go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..config.fields import choice, number, text
+from ..models.settings import ModelSettings
+
+RELEASES = {"node": "single nodes of a Slurm job too", "job": "whole Slurm jobs only"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResizeSettings(ModelSettings):
+    """Settings of resizes."""
+
+    table: ClassVar[str] = "resizes"
+
+    companion_wait_s: float = number(60.0, 1, 3600)
+    """How long a companion may stay pending before the resize is given up; at least two of Slurm's `bf_interval`, for a
+    companion that waits beside others is looked at once in each."""
+
+    companion_by: str = choice("auto", "auto", "salloc", "sbatch")
+    """How companions are asked for: by salloc, as an allocation without a script, or by sbatch, with a script that only
+    holds the nodes. `auto`: by salloc, and where the site refuses that, by sbatch. Where it refuses that nodes are
+    named, too, on those that Slurm chooses."""
+
+    companion_qos: str = text("", r"|[a-z0-9_.@+-]+", "the name of a QOS in small letters, or nothing")
+    """QOS that companions are submitted with; empty: their job's. All users whose jobs are elastic must be allowed to
+    use it. With PreemptType=preempt/qos, jobs that may preempt it take companions alone. Its limits then hold for
+    companions in place of those of their job's QOS."""
+
+    warm_up_s: float = number(300.0, 5, 900)
+    """How long the workers on a new companion may take to start and be ready. Without selasticd they have a quarter of
+    an hour."""
+
+    resize_taken_s: float = number(60.0, 1, 3600)
+    """How long a resize may wait for the job's supervisor to take it, before it is withdrawn."""
+
+    switch_s: float = number(300.0, 1, 86400)
+    """How long a job may take from taking a resize, or from the time its companions' workers are ready, to its first
+    step at the new size; after a requeue, from its start to that step. Set it longer than the slowest start of any
+    training here."""
+
+    release_by: str = choice("node", meanings=RELEASES)
+    """What is given back to Slurm. A single node of a job goes to the next one while the Epilog of the first still runs
+    there; the nodes of a whole job wait for it. With `job` each companion has one node, and the nodes that a job began
+    with stay with it."""
+
+    release_s: float = number(300.0, 1, 86400)
+    """How long Slurm may take to free what a resize has given up, before the resize is closed with a note."""
+
+    unused_s: float = number(30.0, 1, 3600)
+    """How long a job may hold something that it does not train on and that no resize adds, before it is released."""
+
+    requeue_stop_s: float = number(300.0, 10, 86400)
+    """How long the checkpoint before a requeue may take, and then how long the job may take to end."""
+
+    requeue_start_s: float = number(90.0, 5, 86400)
+    """How long a requeued job may wait for its new size, before selasticd looks for another size that fits."""

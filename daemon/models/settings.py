@@ -1,0 +1,30 @@
+"""What models assume, and when they are learned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..config.fields import number, text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Settings of models."""
+
+    table: ClassVar[str] = "models"
+
+    assumed_pause_s: float = number(5.0, 0, 3600)
+    """Pause of a resize, as long as none of any job has been measured. Then a job that was never resized is expected to
+    pause as the resizes of others say, by the size of its last checkpoint."""
+
+    assumed_requeue_s: float = number(120.0, 0, 86400)
+    """Pause of a resize by requeue, as long as none of any job has been measured. A requeue ends the job and starts it
+    again from its checkpoint. Only jobs whose request says `via=...+requeue` are requeued, and only for sizes that no
+    gentler mechanism reaches."""
+
+    learn_prior_at: str = text("03:30", r"|([01][0-9]|2[0-3]):[0-5][0-9]", "a time of day such as 03:30, or nothing")
+    """Time of day, by this host's clock, at which selasticd learns from the jobs that have ended. What it assumes of a
+    job before it is measured then comes from this cluster, and from earlier runs of the same program on the same kind
+    of GPU; a program is learned anew within a minute of the end of one of its runs, too. Empty: never; what was learned
+    before stays in use, or else the prior that is shipped. See docs/explanation/models.md."""
