@@ -137,9 +137,17 @@ class _Outer(nn.Module):
 class Replicated(Strategy):
     """A module replicated over the ranks (strategy "ddp"). One rank alone runs it bare."""
 
-    def __init__(self, module: nn.Module, ddp_options: dict[str, Any], reduction: ByBucket | None = None) -> None:
-        check_options("job.wrap", ddp_options, "strategy, scaler, parallelize, and ")
+    call, call_options = "job.wrap", "strategy, scaler, parallelize, and "
+    """What a script makes it by, and which options that takes besides."""
+
+    def __init__(
+        self, module: nn.Module, ddp_options: dict[str, Any], reduction: ByBucket | None = None, number: int = 0
+    ) -> None:
+        """number: as of Calls."""
+        check_options(self.call, ddp_options, self.call_options)
         self._by_bucket = reduction or Mean()
+        self._hooked = not self._by_bucket.averages
+        """Whether the reduction gets each bucket; else DistributedDataParallel takes the mean over the ranks."""
         super().__init__(module, self._by_bucket)
         self.ddp_options = {"gradient_as_bucket_view": True, **ddp_options}
         self._at_outputs = bool(ddp_options.get("find_unused_parameters") or ddp_options.get("static_graph"))
@@ -152,7 +160,7 @@ class Replicated(Strategy):
         self._rows = self._most_rows = 0
         """Of the micro batch under way, and the most so far of a step."""
         self._bypass = 0
-        self._calls = Calls(module)
+        self._calls = Calls(module, number)
         self._norms = GradientNorms()
         self._weight: torch.Tensor | None = None
         self._exposed = ExposedCommunication()
@@ -169,9 +177,10 @@ class Replicated(Strategy):
         self._norms.over(self.module.parameters(), shared=world.size > 1)
         if world.size == 1:
             return
-        if not self.reduction.averages:
-            self._ddp = DistributedDataParallel(self.module, **UNSYNCED, **self.ddp_options)
-            self._ddp.register_comm_hook(None, lambda state, bucket: self._combine(bucket))
+        if self._hooked:
+            if any(self._trained.now()):
+                self._ddp = DistributedDataParallel(self.module, **UNSYNCED, **self.ddp_options)
+                self._ddp.register_comm_hook(None, lambda state, bucket: self._combine(bucket))
             return
         hidden = nn.Parameter(torch.zeros(VOTE_SIZE, dtype=self._dtype, device=self._device))
         self._outer = _Outer(self.module, hidden, self._at_outputs)
@@ -262,7 +271,7 @@ class Replicated(Strategy):
 
     def _backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
         outer = self._outer
-        if outer is None and self._ddp is not None:
+        if self._hooked:
             return super()._backward(loss, vote)
         if vote is None or outer is None:
             loss.backward()
@@ -287,6 +296,7 @@ class Replicated(Strategy):
             torch.autograd.backward((loss, self._outer.hidden), (None, self._outer.values))
 
     def _combine(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """What DistributedDataParallel calls with each bucket that is complete."""
         combined = self._by_bucket.combine(bucket, self._share, dist.group.WORLD)
         return combined.then(lambda future: future.value()[0])
 

@@ -9,170 +9,102 @@ backward() is dealt with before the optimizer's step. Models that are cut up: ow
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..data.sampling import Micro, mix
 from ..world.agreement import TallyReader, Vote, attempt
 from ..world.process_group import World
-from .compiled import Calls, total
-from .ddp import UNSYNCED, Trained, check_options, kept_gradients
+from .ddp import Replicated
 from .reduction.base import ByBucket
 from .reduction.mean import Mean
-from .strategy import Called, Strategy, Wrapped, unseen
+from .strategy import Strategy, Wrapped, unseen
 
 
-class OwnModel(Called, Protocol):
+class OwnModel(Strategy):
     """One model of a loop of the script's own."""
 
-    sharded: bool
-    """Whether it is cut up over the ranks."""
+    @abstractmethod
+    def new_share(self) -> None:
+        """Nothing is computed yet of a share that was handed out."""
 
-    @property
-    def mesh(self) -> Any:
-        """What it is cut up over; None: it is whole."""
-
-    def hold(self, optimizers: list[Any]) -> None:
-        """The script's own, before the first world."""
-
-    def connect(self, world: World) -> None: ...
-
-    def initialize(self, seed: int, parameters: bool) -> None:
-        """As Strategy.initialize()."""
-
-    def rehearse(self, rank: int, size: int) -> None:
-        """As Strategy.rehearse()."""
-
-    def compile_ahead(self, rows: Collection[int]) -> None:
-        """As Strategy.compile_ahead()."""
-
-    def expect(self, rows: int) -> None:
-        """Samples of the micro batch that comes; 0: nobody knows."""
-
-    def disconnect(self) -> None: ...
-
-    def new_share(self) -> None: ...
-
+    @abstractmethod
     def sync(self, travels: bool) -> None:
         """Whether gradients travel with the backward pass that comes."""
 
     @property
+    @abstractmethod
     def complete(self) -> bool:
         """Whether the gradients are those of all ranks."""
 
 
-class Replica:
+class Replica(Replicated, OwnModel):
     """One model: what job.replicate() has made of it."""
 
-    sharded = False
-    mesh = None
+    call, call_options = "job.replicate", ""
 
     def __init__(self, module: nn.Module, options: dict[str, Any], owner: OwnBackward) -> None:
-        self.module = module
-        self.ddp: DistributedDataParallel | None = None
-        check_options("job.replicate", options)
-        self.ddp_options = {"gradient_as_bucket_view": True, **options}
+        super().__init__(module, options, owner.by_bucket, len(owner.models))
+        self._hooked = True  # losses are the script's own, and not scaled by this rank's share
         self._owner = owner
-        self._calls = Calls(module, len(owner.models))
-        self._trained = Trained(module)
-        self._shared = self._awaits = False
-        """In a world of several ranks; a call whose gradients have not travelled yet."""
+        self._awaits = False
+        """A call whose gradients have not travelled yet."""
         self._travels = True
-        self.called = False
-        """Since the last share was handed out, with gradients."""
-        self.exchanged = False
-        """Since then gradients have travelled."""
-
-    def hold(self, optimizers: list[Any]) -> None:
-        """Parameters stay the same objects."""
-
-    def initialize(self, seed: int, parameters: bool) -> None:
-        """All have their values."""
-
-    def rehearse(self, rank: int, size: int) -> None:
-        """Nothing."""
-
-    def compile_ahead(self, rows: Collection[int]) -> None:
-        def enter(world: World) -> Callable[..., Any]:
-            ddp = DistributedDataParallel(self.module, **UNSYNCED, **self.ddp_options)
-            ddp.require_backward_grad_sync = False  # nobody is there
-            return lambda *args, **kwargs: total(ddp(*args, **kwargs)).backward()
-
-        try:
-            self._calls.rehearse(rows, enter)
-        finally:
-            self.disconnect()
-
-    def expect(self, rows: int) -> None:
-        self._calls.expect(rows)
+        self._exchanged = False
+        """Gradients have travelled since the last share was handed out."""
 
     def connect(self, world: World) -> None:
-        self._calls.enter(world)
-        self._shared = world.size > 1
-        if self._shared and any(self._trained.now()):
-            self._connect()
-
-    def _connect(self) -> None:
-        self._trained.told()
-        self.ddp = DistributedDataParallel(self.module, **UNSYNCED, **self.ddp_options)
-        self.ddp.register_comm_hook(None, lambda state, bucket: self._combine(bucket))
-        self.ddp.require_backward_grad_sync = self._travels
+        super().connect(world)
+        self.sync(self._travels)
 
     def _connect_again(self) -> None:
-        """DistributedDataParallel looks once at what is trained: where that is other parameters now, another one is
-        made, on all ranks alike. What their gradients are stays."""
         if self._awaits:
             raise TrainingError(
                 "requires_grad of some of a model's parameters was changed between its call and the backward pass; "
                 "accepted: before the call"
             )
-        with kept_gradients(self.module):
-            self.ddp = None
-            self._connect()
-
-    def disconnect(self) -> None:
-        self.ddp = None
-        for parameter in self.module.parameters():
-            parameter.grad = None  # a view into the dropped object's buckets
+        super()._connect_again()
 
     def new_share(self) -> None:
-        self.called = self.exchanged = self._awaits = False
+        self._called = self._exchanged = self._awaits = False
 
     def sync(self, travels: bool) -> None:
         self._travels = travels
-        if self.ddp is not None:
-            self.ddp.require_backward_grad_sync = travels
+        if self._ddp is not None:
+            self._ddp.require_backward_grad_sync = travels
 
     @property
     def complete(self) -> bool:
-        return self.called and (self.exchanged or not self._shared)
+        return self._called and (self._exchanged or not self._shared)
+
+    @property
+    def _shared(self) -> bool:
+        return self._world is not None and self._world.size > 1
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         owner = self._owner
         if not torch.is_grad_enabled() or owner.bypass:
             return self.module(*args, **kwargs)
         owner.expect_share()
-        self.called = True
+        self._called = True
         self._calls.note(args, kwargs)
         if not self._shared or not any(now := self._trained.now()):
             return self.module(*args, **kwargs)
-        if self.ddp is None or self._trained.differ(now):
+        if self._ddp is None or self._trained.differ(now):
             attempt(self._connect_again, owner.on_error, lambda: None)
-        ddp, self._awaits = self.ddp, self._travels
-        if ddp is None:
-            raise AssertionError("called outside a world")
+        self._awaits = self._travels
         # Buffers and buckets are agreed on in the forward pass.
-        return attempt(lambda: ddp(*args, **kwargs), owner.on_error, lambda: None)
+        return attempt(lambda: self._wrapped(*args, **kwargs), owner.on_error, lambda: None)
 
     def _combine(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        self.exchanged, self._awaits = True, False
+        self._exchanged, self._awaits = True, False
         owner, buffer = self._owner, bucket.buffer()
 
         def done(future: Any) -> torch.Tensor:
@@ -219,6 +151,7 @@ class OwnBackward(Strategy):
         return Wrapped(model, seen)
 
     def hold(self, optimizers: list[Any]) -> None:
+        """Have the models know the script's own, before the first world."""
         for model in self.models:
             model.hold(optimizers)
 
@@ -274,7 +207,7 @@ class OwnBackward(Strategy):
 
     def expect(self, micro: Micro) -> None:
         for model in self.models:
-            model.expect(len(micro.indices))
+            model.expect(micro)
         self.take(micro.weight / micro.total)
         self.sync(micro.last)
 

@@ -9,7 +9,7 @@ Limit: a loss that uses parameters themselves, beside the model's result, counts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,48 +19,24 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..world.agreement import attempt
-from ..world.process_group import World
 from .fsdp import Sharded
-from .own_backward import OwnBackward
+from .own_backward import OwnBackward, OwnModel
 
 
-class OwnShards:
+class OwnShards(Sharded, OwnModel):
     """One model: what job.shard() has made of it."""
 
-    sharded = True
-
     def __init__(self, module: nn.Module, options: dict[str, Any], device: torch.device, owner: OwnBackward) -> None:
-        self.module = module
-        self.parts = Sharded(module, [], options, None, True, device)
+        super().__init__(module, [], options, None, True, device)
         self._owner = owner
-        self._ranks = 1
         self._called = self._travels = False
 
     @property
-    def mesh(self) -> Any:
-        return self.parts.mesh
-
-    def hold(self, optimizers: list[Any]) -> None:
-        self.parts.hold(optimizers)
-
-    def connect(self, world: World) -> None:
-        self.parts.connect(world)
-        self._ranks = world.size
-
-    def initialize(self, seed: int, parameters: bool) -> None:
-        self.parts.initialize(seed, parameters)
-
-    def compile_ahead(self, rows: Collection[int]) -> None:
-        """Nothing: a part of it is only there in a world."""
-
-    def expect(self, rows: int) -> None:
-        """Nothing."""
-
-    def rehearse(self, rank: int, size: int) -> None:
-        self.parts.rehearse(rank, size)
+    def _ranks(self) -> int:
+        return self._world.size if self._world is not None else 1
 
     def disconnect(self) -> None:
-        self.parts.disconnect()
+        super().disconnect()
         for parameter in self.module.parameters():
             parameter.grad = None
 

@@ -46,6 +46,9 @@ class Strategy(ABC):
     def connect(self, world: World) -> None:
         """Take part in a world."""
 
+    def hold(self, optimizers: list[Any]) -> None:  # noqa: B027
+        """Before the first world: have these follow the parameters, where those become other objects."""
+
     def initialize(self, seed: int, parameters: bool) -> None:  # noqa: B027
         """In the first world: give what the script has left on the meta device its initial values; buffers only, where
         parameters come from elsewhere."""

@@ -43,7 +43,7 @@ def look_ahead(state: State, model: Strategy, several: bool) -> None:
         _check_loads(state)
     for part in getattr(model, "models", [model]):
         if part.sharded and not is_grouped():
-            getattr(part, "parts", part).try_two(model.step)
+            part.try_two(model.step)
 
 
 def replicas_of(model: Strategy) -> list[tuple[nn.Module, dict[str, Any]]]:

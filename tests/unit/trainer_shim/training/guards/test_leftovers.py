@@ -61,8 +61,8 @@ def test_a_script_makes_no_distributed_data_parallel(about: SimpleNamespace) -> 
             DistributedDataParallel(torch.nn.Linear(1, 1))
         strategy = OwnBackward()
         replica = Replica(torch.nn.Linear(1, 1), {}, strategy)
-        replica._connect()
-        assert replica.ddp is not None
+        replica.connect(World(1, 0, 2, grouped=True))
+        assert replica._ddp is not None
         strategy.add(replica)
         strategy.disconnect()
         assert "module" in inspect.signature(DistributedDataParallel.__init__).parameters
