@@ -224,24 +224,14 @@ class MicroBatches:
         # Where a rank has no share: one or two samples (batch normalisation refuses one), without weight.
         padding = range(cursor, cursor + (min(2, total) if slicing.shares.each == 1 else slicing.shares.each))
         places = places or [(range(0), -1, 0, False)]
-        rank_samples = sum(len(part) for part, *_ in places)
-        return [
-            Micro(
-                self.version,
-                cursor,
-                total,
-                number,
-                len(places),
-                self._take(part or padding),
-                measured,
-                len(part),
-                rank_samples,
-                shard,
-                place,
-                ends,
+        rank_samples, step = sum(len(part) for part, *_ in places), (self.version, cursor, total)
+        micros = []
+        for number, (part, shard, place, ends) in enumerate(places):
+            taken = self._take(part or padding)
+            micros.append(
+                Micro(*step, number, len(places), taken, measured, len(part), rank_samples, shard, place, ends)
             )
-            for number, (part, shard, place, ends) in enumerate(places)
-        ]
+        return micros
 
     def _take(self, positions: range) -> tuple[int, ...]:
         chosen = self._indices[positions.start : positions.stop]

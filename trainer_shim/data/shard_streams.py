@@ -17,8 +17,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from ..numerics.batch import micros_of, step_of
-from .sampling import Micro, MicroBatches, Slicing, is_measured, least, micro_limit, whole
+from ..numerics.batch import step_of
+from .sampling import Micro, MicroBatches, Slicing, whole
 
 Run = tuple[int, int, int]
 """Shard, first sample, end."""
@@ -114,14 +114,15 @@ class _Walk:
         self.lanes, self.cursor, self._samples = lanes, cursor, samples
         self._slicing, self._number = slicing, 0
 
-    def step(self) -> list[list[Run]]:
-        """What each rank reads in the next step. A rank's steps go to its loader workers in turn, a lane each."""
+    def step(self) -> list[Run]:
+        """What the ranks read in the next step, in their order. A rank's steps go to its loader workers in turn, a lane
+        each."""
         batch = self._slicing.batch
         total = step_of(batch, self._samples - self.cursor)
         each, shares = self.lanes.each, self._slicing.shares
         lanes = range(self._number % each, shares.ranks * each, each)
         sizes = shares.of_all(total, total < batch)
-        runs = [self.lanes.take(lane, size) for lane, size in zip(lanes, sizes, strict=True)]
+        runs = [run for lane, size in zip(lanes, sizes, strict=True) for run in self.lanes.take(lane, size)]
         self.cursor += total
         self._number += 1
         return runs
@@ -136,6 +137,8 @@ class StreamMicroBatches(MicroBatches):
         self._sizes, self._order = sizes, order
         self._bases = list(itertools.accumulate(sizes, initial=0))
         self._done = self._walk(cursor, unread, slicing)
+        self._first, self._runs = 0, list[Run]()
+        """Of the step that was planned last: its first position, and what is read in it."""
         super().__init__(range(self._bases[-1]), cursor, slicing)
 
     def _walk(self, cursor: int, unread: Unread, slicing: Slicing) -> _Walk:
@@ -155,24 +158,16 @@ class StreamMicroBatches(MicroBatches):
         return self._done.lanes.unread()
 
     def _step(self) -> list[Micro]:
-        cursor, runs = self._cursor, self._ahead.step()
-        self._cursor = self._ahead.cursor
-        total = self._cursor - cursor
-        measured = is_measured(cursor, self._slicing)
-        own = self._numbers(runs[self._slicing.shares.rank])
-        # Where a rank has no share: one or two samples of another's, without weight.
-        each = self._slicing.shares.each
-        padding = tuple(self._numbers(next(filter(None, runs)))[: max(2, each)])
-        limit = micro_limit(cursor, total, len(own), self._slicing)
-        parts = micros_of(range(len(own)), limit, max(1, least(total, self._slicing)), each)
-        chosen = [tuple(own[part.start : part.stop]) or padding for part in parts]
-        return [
-            Micro(self.version, cursor, total, number, len(parts), samples, measured, len(part), len(own))
-            for number, (part, samples) in enumerate(zip(parts, chosen, strict=True))
-        ]
+        self._first, self._runs = self._cursor, self._ahead.step()
+        return super()._step()
 
-    def _numbers(self, runs: Iterable[Run]) -> list[int]:
-        return [self._bases[shard] + place for shard, start, stop in runs for place in range(start, stop)]
+    def _take(self, positions: range) -> tuple[int, ...]:
+        at, found = self._first, list[int]()
+        for shard, start, stop in self._runs:
+            before = self._bases[shard] + start - at
+            found += range(before + max(positions.start, at), before + min(positions.stop, at + stop - start))
+            at += stop - start
+        return tuple(found)
 
 
 class ShardReader:
