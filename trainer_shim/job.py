@@ -35,6 +35,7 @@ from .training.job_properties import JobProperties
 from .training.learning_rate import Tuning
 from .training.optimizer_step import OptimizerSteps
 from .training.session import Session
+from .world.layout import Layout
 from .world.rendezvous import Membership
 
 _current: list[Job] = []
@@ -69,7 +70,8 @@ def join(
     own under `selastic run`, none elsewhere. checkpoint_every_s: seconds between two checkpoints; None: as
     `selastic run` finds it best, 600 elsewhere. ramp: share of an
     epoch over which a rate rises after a grow. unit: {"tp": N} where N ranks hold one replica of the model together
-    (tensor parallelism): then worlds are whole multiples of N ranks, and wrap() takes parallelize=. deterministic:
+    (tensor parallelism), or several named axes: then worlds are whole multiples of their ranks, and wrap() takes
+    parallelize=. deterministic:
     parameters that are the same to the last bit on any number of ranks, at a cost (deterministic.py); a number: of
     shards that a batch is computed in, and so the most ranks that share the work; True: batch.SHARDS. safe_globals:
     types that checkpoints may hold besides tensors, plain values and NumPy's, as torch.serialization.add_safe_globals()
@@ -82,7 +84,7 @@ def join(
     batches.check_join(batch, max_batch, micro_batch, lr)
     batch_sizes = (("batch", batch), ("max_batch", max_batch), ("micro_batch", micro_batch))
     each = batches.check_slice(slice, batch_sizes, os.environ.get("SELASTIC_SLICE"))
-    size = batches.check_unit(unit, os.environ.get("SELASTIC_GROUP"))
+    layout = Layout.of(unit, os.environ.get("SELASTIC_GROUP"))
     shards = batches.check_deterministic(deterministic, lr)
     check_combine(combine, shards, lr)
     if _current:
@@ -90,7 +92,7 @@ def join(
     if shards:
         prepare()
     tuning = Tuning(batch, max_batch, lr, micro_batch, seed, ramp, each, shards, combine)
-    job = Job(Session(Membership(unit=size or 1), tuning, checkpoints, checkpoint_every_s, safe_globals), size)
+    job = Job(Session(Membership(layout=layout), tuning, checkpoints, checkpoint_every_s, safe_globals))
     job._session.replica_check.same_inputs = same_inputs
     _current.append(job)
     return job
@@ -99,9 +101,8 @@ def join(
 class Job(JobProperties):
     """One worker's view of the training; made by join()."""
 
-    def __init__(self, session: Session, unit: int | None) -> None:
+    def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self._unit = unit
         self._own_loop = OwnLoop(session)
         self._epoch_loop = EpochLoop(session, self._own_loop)
         self._variables = 0
@@ -147,7 +148,7 @@ class Job(JobProperties):
             model,
             optimization.optimizers,
             options,
-            self._unit,
+            self._session.membership.layout,
             self._tuning.combine,
             self._tuning.shards,
             self.device,
@@ -188,7 +189,7 @@ class Job(JobProperties):
         options: passed on to DistributedDataParallel. Returns what is called like the model.
         """
         self._before_start("replicate")
-        return self._own_loop.replicate(model, options, self._unit)
+        return self._own_loop.replicate(model, options, self._session.membership.layout)
 
     def shard(
         self,
@@ -204,7 +205,7 @@ class Job(JobProperties):
         alone. Every rank calls the model equally often: evaluate on all ranks, or in once().
         """
         self._before_start("shard")
-        return self._own_loop.shard(model, {"shard": shard, "init": init}, self._unit)
+        return self._own_loop.shard(model, {"shard": shard, "init": init}, self._session.membership.layout)
 
     def keep(self, within: MutableMapping[str, Any] | None = None, /, *names: str, **parts: Any) -> None:
         """Have more survive: objects with state_dict() and load_state_dict(), lists and dicts, by name=object, where

@@ -33,6 +33,7 @@ from ..training.optimizer_step import OptimizerSteps
 from ..training.session import Session
 from ..world import process_group as worlds
 from ..world.agreement import LARGEST_SAID, TallyReader, VoteExchange, attempt
+from ..world.layout import Layout
 from .leaving import failed
 from .left_gradients import LeftGradients
 
@@ -76,18 +77,18 @@ class OwnLoop:
 
     # -- before the loop -----------------------------------------------------------------------------------------
 
-    def replicate(self, model: Any, options: dict[str, Any], unit: int | None) -> Any:
+    def replicate(self, model: Any, options: dict[str, Any], layout: Layout) -> Any:
         """What job.replicate() does."""
-        self._check("job.replicate()", model, unit)
+        self._check("job.replicate()", model, layout)
         check_has_values("job.replicate()", model)
         return self._add("job.replicate()", Replica(model, options, self._strategy))
 
-    def shard(self, model: Any, options: dict[str, Any], unit: int | None) -> Any:
+    def shard(self, model: Any, options: dict[str, Any], layout: Layout) -> Any:
         """What job.shard() does."""
         from ..parallel.own_shards import OwnShards  # which costs an import
 
         device = self._session.device
-        self._check("job.shard()", model, unit)
+        self._check("job.shard()", model, layout)
         check_cuts("job.shard()", "job.replicate()", model, device)
         return self._add("job.shard()", OwnShards(model, options, device, self._strategy))
 
@@ -104,12 +105,12 @@ class OwnLoop:
         self._strategy.on_error = session.world_switch.broke
         return self._strategy.add(entry, session.replica_check.note_inputs)
 
-    def _check(self, call: str, model: Any, unit: int | None) -> None:
+    def _check(self, call: str, model: Any, layout: Layout) -> None:
         session, tuning = self._session, self._session.tuning
         if session.strategy not in (None, self._strategy):
             raise TrainingError(f"{call} was called after job.wrap(); accepted: one of the two ways")
         check_model(call, model)
-        check_together(tuning.combine, tuning.shards, unit, call)
+        check_together(tuning.combine, tuning.shards, layout, call)
         if not tuning.fixed and tuning.max_batch not in (None, tuning.base):
             raise TrainingError(
                 f"join(max_batch={tuning.max_batch}) does not go with {call}: a loop of the script's own "

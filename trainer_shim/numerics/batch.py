@@ -152,23 +152,6 @@ def check_join(batch: object, max_batch: object, micro_batch: object, lr: object
         raise TrainingError(f"join(lr={lr!r}) is not known; accepted: {', '.join(LR_RULES)}")
 
 
-def check_unit(unit: object, group: str | None = None) -> int | None:
-    """Ranks of one model-parallel replica; None when nothing is said. group: the elastic request's, where there is one.
-
-    Raises TrainingError for what is not accepted.
-    """
-    if unit is None:
-        return None
-    size = unit.get("tp") if isinstance(unit, dict) and set(unit) == {"tp"} else None
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise TrainingError(f"join(unit={unit!r}) is not accepted; accepted: {{'tp': N}}, N ranks to a replica")
-    if group and int(group) % size:
-        raise TrainingError(
-            f"join(unit={unit!r}) does not fit the elastic request's group={group}; accepted: a multiple of {size}"
-        )
-    return size
-
-
 def check_slice(value: object, batches: Iterable[tuple[str, int | None]], asked: str | None = None) -> int:
     """What a rank's samples in a step are a multiple of. batches: join()'s, by name; they are multiples, too. asked:
     the elastic request's, where there is one; it counts where join() says nothing.

@@ -9,6 +9,7 @@ from torch import nn
 
 from slurm_elastic.protocol.errors import TrainingError
 
+from ..world.layout import Layout
 from .ddp import Replicated
 from .deterministic import Deterministic
 from .reduction.base import ByBucket
@@ -29,13 +30,13 @@ class Row(NamedTuple):
     reduction: str
     call: str
     """How the model is spread over the ranks."""
-    units: bool = False
-    """Whether several ranks may hold a replica together, join(unit=...)."""
+    axes: int = 0
+    """The most along which ranks may hold a replica together, join(unit=...)."""
 
 
 TOGETHER = (
-    Row("mean", DDP, units=True),
-    Row("mean", FSDP, units=True),
+    Row("mean", DDP, axes=9),
+    Row("mean", FSDP, axes=1),
     Row("mean", "job.replicate()"),
     Row("mean", "job.shard()"),
     Row(FIXED_ORDER, DDP),
@@ -76,16 +77,15 @@ def check_combine(combine: object, shards: int, lr: str) -> None:
             raise TrainingError(f"join({option}) does not go with combine={combine!r}; accepted: combine='mean'")
 
 
-def check_together(combine: str, shards: int, unit: int | None, call: str) -> None:
-    """Raise TrainingError where TOGETHER has no such row. shards: of a deterministic step, or 0; unit: ranks of a
-    replica."""
-    name = FIXED_ORDER if shards else combine
-    if any(row[:2] == (name, call) and (row.units or unit is None) for row in TOGETHER):
-        return
-    asked = [("deterministic", shards or None), ("combine", None if combine == "mean" else combine), ("unit", unit)]
-    options = ", ".join(f"{option}=..." for option, value in asked if value is not None)
-    calls = [row.call for row in TOGETHER if row.reduction == name and (row.units or unit is None)]
-    raise TrainingError(f"join({options}) does not go with {call}; accepted: {' or '.join(calls) or 'one of them'}")
+def check_together(combine: str, shards: int, layout: Layout, call: str) -> None:
+    """Raise TrainingError where TOGETHER has no such row. shards: of a deterministic step, or 0."""
+    name, axes = FIXED_ORDER if shards else combine, len(layout.axes)
+    calls = [row.call for row in TOGETHER if row.reduction == name and row.axes >= axes]
+    if call not in calls:
+        asked = {"deterministic": shards, "combine": combine != "mean", "unit": axes}
+        options = ", ".join(f"{option}=..." for option, given in asked.items() if given)
+        accepted = " or ".join(calls) or "one of them"
+        raise TrainingError(f"join({options}) does not go with {call}; accepted: {accepted}")
 
 
 def strategy_of(
@@ -93,27 +93,27 @@ def strategy_of(
     module: nn.Module,
     optimizers: list[Any],
     options: dict[str, Any],
-    unit: int | None,
+    layout: Layout,
     combine: str,
     shards: int,
     device: torch.device,
 ) -> Strategy:
-    """The strategy of that name. unit: ranks of a replica, combine, shards: how gradients are combined, all from
-    join(). device: where this worker computes.
+    """The strategy of that name. combine, shards: how gradients are combined, from join(). device: where this worker
+    computes.
 
     Raises TrainingError for an unknown one, and for what does not go together.
     """
     if name not in ("ddp", "fsdp"):
         raise TrainingError(f"job.wrap(strategy={name!r}) is not known; accepted: 'ddp', 'fsdp'")
-    check_together(combine, shards, unit, DDP if name == "ddp" else FSDP)
+    check_together(combine, shards, layout, DDP if name == "ddp" else FSDP)
     if shards:
         return Deterministic(module, options, FixedOrder(shards))
     reduction = REDUCTIONS[combine]()
-    if name == "ddp" and unit is None and "parallelize" not in options:
+    if name == "ddp" and not layout.axes and "parallelize" not in options:
         check_has_values("job.wrap(strategy='ddp')", module)
         return Replicated(module, options, reduction)
     from .fsdp import Sharded
 
     if name == "fsdp":
         check_cuts("job.wrap(strategy='fsdp')", "strategy='ddp'", module, device)
-    return Sharded(module, optimizers, options, unit, replicas_shard=name == "fsdp", device=device)
+    return Sharded(module, optimizers, options, name == "fsdp", layout, device)

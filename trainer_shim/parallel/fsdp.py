@@ -21,11 +21,10 @@ from slurm_elastic.protocol.errors import TrainingError
 
 from ..data.sampling import Micro
 from ..world.agreement import attempt
+from ..world.layout import REPLICAS, WHOLE, Layout
 from ..world.mesh import (
     CUTS_ON_CPUS,
     CUTS_TWICE,
-    PLACES,
-    REPLICAS,
     DeviceMesh,
     DTensor,
     average_on_cpus,
@@ -56,8 +55,8 @@ class Sharded(Strategy):
         module: nn.Module,
         optimizers: list[Any],
         options: dict[str, Any],
-        unit: int | None,
         replicas_shard: bool,
+        layout: Layout = WHOLE,
         device: torch.device | None = None,
         reduction: Mean | None = None,
     ) -> None:
@@ -65,12 +64,12 @@ class Sharded(Strategy):
         options = dict(options)
         own = check_shard(options.pop("shard", None)) if replicas_shard else None
         self._shard = (own or shard_blocks) if replicas_shard else None
-        if replicas_shard and (unit or 1) > 1 and not CUTS_TWICE:
+        if replicas_shard and layout.unit > 1 and not CUTS_TWICE:
             raise TrainingError(
-                f"job.wrap(strategy='fsdp') with join(unit={{'tp': {unit}}}) needs torch 2.5, and this is "
+                f"job.wrap(strategy='fsdp') with join(unit={dict(layout.axes)}) needs torch 2.5, and this is "
                 f"{torch.__version__}; accepted there: strategy='ddp', which keeps a replica in every unit"
             )
-        self._parallelize = _parallelizer(options.pop("parallelize", None), unit)
+        self._parallelize = _parallelizer(options.pop("parallelize", None), layout)
         self._init = check_init(options.pop("init", None))
         if options:
             name, accepted = next(iter(options)), "shard, parallelize, init" if replicas_shard else "parallelize, init"
@@ -83,7 +82,7 @@ class Sharded(Strategy):
         """Parameters and buffers that the script has left on the meta device, until they have their first values."""
         self._blank = _on_meta(module)
         self.hold(optimizers)
-        self._units = unit is not None
+        self._layout = layout
         self._grouped = False
 
     def hold(self, optimizers: list[Any]) -> None:
@@ -101,9 +100,9 @@ class Sharded(Strategy):
         if self._world is None and self._shard is shard_blocks:
             self._shard = plan_of(self.module) or shard_blocks
         self._world, self._grouped = world, world.grouped
-        self.mesh = mesh_of(world, self._device, self._units)
+        self.mesh = mesh_of(world, self._device)
         if self.mesh is not None and world.unit > 1:
-            self._parallelize(self.module, self.mesh[PLACES])
+            self._parallelize(self.module, self.mesh[tuple(name for name, _ in self._layout.axes)])
         if self.mesh is not None and self._shard is not None:
             replicas = self.mesh[REPLICAS] if self.mesh.ndim > 1 else self.mesh
             self._shard(self.module, replicas)
@@ -139,15 +138,15 @@ class Sharded(Strategy):
             self._valueless = set()
 
     def rehearse(self, rank: int, size: int) -> None:
-        if self._shard is shard_blocks and not self._units:
+        if self._shard is shard_blocks and not self._layout.axes:
             rehearse(rank, size, self._device, self._blank.parameters())
 
     def try_two(self, step: Callable[[Any], None]) -> None:
         """On one rank alone, before training: raise TrainingError for what ends a world of two. step: one optimizer."""
-        if self._units or (self._device.type == "cpu" and not CUTS_ON_CPUS):
+        if self._layout.axes or (self._device.type == "cpu" and not CUTS_ON_CPUS):
             return
         with quiet_world(0, 2) as world:
-            mesh = mesh_of(world, self._device, units=False)
+            mesh = mesh_of(world, self._device)
             if mesh is None:
                 raise AssertionError("a world of two has a mesh")
             if self._shard is not None and self._shard is not shard_blocks:
@@ -263,12 +262,17 @@ def check_shard(given: Any) -> Callable[[nn.Module, DeviceMesh], Any] | None:
     return given  # type: ignore[no-any-return]
 
 
-def _parallelizer(given: Any, unit: int | None) -> Callable[[nn.Module, DeviceMesh], Any]:
+def _parallelizer(given: Any, layout: Layout) -> Callable[[nn.Module, DeviceMesh], Any]:
     """The function that cuts a model up over the ranks of one replica."""
-    if (given is None) != (unit is None):
+    if (given is None) != (not layout.axes):
         raise TrainingError(
             "job.wrap(parallelize=...) and join(unit={'tp': N}) belong together; "
-            + ("give join() the unit" if unit is None else "give wrap() the plan of parallelize_module")
+            + ("give wrap() the plan of parallelize_module" if layout.axes else "give join() the unit")
+        )
+    if isinstance(given, dict) and len(layout.axes) > 1:
+        raise TrainingError(
+            f"job.wrap(parallelize=...) was given a plan, and join(unit={dict(layout.axes)}) has several axes; "
+            "accepted there: function(model, mesh)"
         )
     if isinstance(given, dict):
         from torch.distributed.tensor.parallel import parallelize_module

@@ -27,7 +27,7 @@ class OwnShards(Sharded, OwnModel):
     """One model: what job.shard() has made of it."""
 
     def __init__(self, module: nn.Module, options: dict[str, Any], device: torch.device, owner: OwnBackward) -> None:
-        super().__init__(module, [], options, None, True, device)
+        super().__init__(module, [], options, True, device=device)
         self._owner = owner
         self._called = self._travels = False
 

@@ -55,7 +55,7 @@ class JobProperties:
         if strategy.mesh is None:
             from ..world.mesh import mesh_of
 
-            strategy.mesh = mesh_of(world, self._session.device, units=False)
+            strategy.mesh = mesh_of(world, self._session.device)
         return strategy.mesh
 
     @property

@@ -301,7 +301,7 @@ class Session:
             "batch": tuning.base,
             "max_batch": tuning.max_batch or 0,
             "micro_batch": micro,
-            "unit": membership.unit,
+            "unit": membership.layout.unit,
             "checkpoint_s": self.snapshots.given_s,
         }
         if self.starts_at is not None:
@@ -326,7 +326,7 @@ class Session:
 
     def _coming_rows(self) -> set[int]:
         """Samples of the micro batches in the world that this worker was started for."""
-        tuning, unit = self.tuning, self.membership.unit
+        tuning, unit = self.tuning, self.membership.layout.unit
         ranks, batch = (int(word or 0) for word in os.environ.get("SELASTIC_COMING", "0,0").split(","))
         batch, replicas = batch or tuning.base, ranks // unit
         if tuning.shards or not 0 < replicas <= batch:

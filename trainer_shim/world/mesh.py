@@ -1,7 +1,6 @@
-"""The ranks of a world as a mesh: replicas by places within a replica. And what a tensor's part on a mesh is.
+"""The ranks of a world as a mesh, by the axes of its layout. And what a tensor's part on a mesh is.
 
-Ranks of one model-parallel group are neighbours (rank = replica * unit + place), so a group shares a node where nodes
-hold whole groups. Worlds of one shape, in which this rank has one place, have one mesh object, with the groups of the
+Worlds of one shape, in which this rank has one place, have one mesh object, with the groups of the
 world that is there: torch keeps for good what it has learnt of a mesh, how every operation is laid out on it, and the
 mesh with it. So nothing is learnt twice, and no left world's groups, with their threads and connections, are kept.
 Groups are made first of all beside the default one: torch numbers them, and worlds of one shape have to number alike.
@@ -43,18 +42,17 @@ CUTS_ON_CPUS = hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
 of the ranks' gradients where fully_shard asks for their mean, and nothing can be done about it."""
 _MESHES: dict[tuple[str, tuple[int, ...], int], DeviceMesh] = {}
 """By kind of device, shape, and this rank."""
-REPLICAS = "dp"
-PLACES = "tp"
 
 
-def mesh_of(world: World, device: torch.device, units: bool) -> DeviceMesh | None:
-    """The mesh of a world: ("dp", "tp") with units, ("dp",) without; None for a process alone.
+def mesh_of(world: World, device: torch.device) -> DeviceMesh | None:
+    """The mesh of a world, with the axes of its layout: "dp" alone where each rank has a replica; None for a process
+    alone.
 
     Every rank of the world calls this at the same time.
     """
     if not world.grouped:
         return None
-    shape, names = ((world.replicas, world.unit), (REPLICAS, PLACES)) if units else ((world.size,), (REPLICAS,))
+    names, shape = zip(*world.layout.sizes(world.size).items(), strict=True)
     with deaf_when_made():
         made = init_device_mesh(device.type, shape, mesh_dim_names=names)
     mesh = _MESHES.setdefault((device.type, shape, world.rank), made)

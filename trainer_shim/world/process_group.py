@@ -31,6 +31,7 @@ from ..control import cuda_backend
 from ..control.worker_client import ComingWorld
 from ..control.world_store import KeyStore, RemoteStore, WorldStore
 from . import objects
+from .layout import WHOLE, Layout
 from .listeners import deaf_when_made
 from .stores import Forged, SealedStore
 
@@ -72,8 +73,12 @@ class World:
     """Held as long as the world lives: rank 0's handle is the server."""
     patient: object = None
     """Held because torch does not hold it."""
-    unit: int = 1
-    """Ranks that hold one replica of the model together; neighbours in rank."""
+    layout: Layout = WHOLE
+
+    @property
+    def unit(self) -> int:
+        """Ranks that hold one replica of the model together; neighbours in rank."""
+        return self.layout.unit
 
     @property
     def replicas(self) -> int:
@@ -99,19 +104,10 @@ def from_environment() -> World:
     return World(generation=0, rank=rank, size=size, grouped=True)
 
 
-def in_units(world: World, unit: int) -> World:
-    """The world with replicas of `unit` ranks each. Raises TrainingError when they do not come out even."""
-    check_units(world.size, unit)
-    return dataclasses.replace(world, unit=unit)
-
-
-def check_units(size: int, unit: int) -> None:
-    """Raise TrainingError unless a world of this size is whole replicas of `unit` ranks each."""
-    if size % unit:
-        raise TrainingError(
-            f"join(unit={{'tp': {unit}}}) needs a multiple of {unit} workers, and this world has {size}; "
-            f"ask for group={unit} in the elastic request, and for that many GPUs"
-        )
+def laid_out(world: World, layout: Layout) -> World:
+    """The same with replicas of several ranks each. Raises TrainingError when they do not come out even."""
+    layout.check(world.size)
+    return dataclasses.replace(world, layout=layout)
 
 
 def backend() -> str:

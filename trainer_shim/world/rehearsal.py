@@ -42,7 +42,7 @@ def rehearse(rank: int, size: int, device: torch.device, parameters: Iterable[nn
 
 
 def _first_moments(world: World, device: torch.device, parameters: Iterable[nn.Parameter]) -> None:
-    mesh = mesh_of(world, device, units=False)
+    mesh = mesh_of(world, device)
     if mesh is None:
         return
     shapes = {(entry.shape, entry.dtype, entry.requires_grad) for entry in parameters}

@@ -26,6 +26,7 @@ from ..control import copies, interfaces, job_key
 from ..control.worker_client import EXIT_LOST, ComingWorld, WorkerClient, leave_lost
 from . import process_group as worlds
 from .agreement import EMPTY_VOTE, Vote
+from .layout import WHOLE, Layout
 from .process_group import Gate, World, WorldNotFormed
 from .stores import LOOK_S, Forged
 
@@ -61,9 +62,9 @@ BROKEN_WORDS = ("gloo", "nccl", "connection closed", "connection reset", "broken
 class Membership:
     """See the module."""
 
-    def __init__(self, environ: MutableMapping[str, str] = os.environ, unit: int = 1) -> None:
-        """unit: ranks that hold one replica together. Raises TrainingError when a fixed world is no multiple of it."""
-        self.unit = unit
+    def __init__(self, environ: MutableMapping[str, str] = os.environ, layout: Layout = WHOLE) -> None:
+        """layout: of every world. Raises TrainingError when a fixed world is not whole replicas."""
+        self.layout = layout
         self.worker = environ.get("SELASTIC_WORKER", f"rank{environ.get('RANK', '0')}")
         self.client: WorkerClient | None = None
         self.batch = int(environ.get("SELASTIC_BATCH") or 0)
@@ -81,11 +82,11 @@ class Membership:
                 raise TrainingError(NO_WORKER)
             self.client = WorkerClient(control, key, self.worker, environ.get("SELASTIC_LISTEN", ""))
         elif "RANK" in environ and "WORLD_SIZE" in environ:
-            self.world = worlds.in_units(worlds.from_environment(), unit)
+            self.world = worlds.laid_out(worlds.from_environment(), layout)
         else:
             if why := copies.refusal(environ, "this script", ALONE):
                 raise TrainingError(why)
-            self.world = worlds.in_units(World(generation=0, rank=0, size=1, grouped=False), unit)
+            self.world = worlds.laid_out(World(generation=0, rank=0, size=1, grouped=False), layout)
         self._interface_set = GLOO_INTERFACE in environ
         self.local_rank = 0 if control else int(environ.get("LOCAL_RANK", "0"))
 
@@ -116,7 +117,7 @@ class Membership:
             if coming.leave:
                 self.exit_process()
             try:
-                self.world = worlds.in_units(self._join(self.client, coming), self.unit)
+                self.world = worlds.laid_out(self._join(self.client, coming), self.layout)
             except WorldNotFormed as error:
                 if not self.client.lost and not self.client.still_coming(coming):
                     continue  # called off: wait for the next one
@@ -129,7 +130,7 @@ class Membership:
             return client.lost or not client.still_coming(coming)
 
         # before anybody has arrived: a rank that left afterwards would take the others' store with it
-        worlds.check_units(coming.size, self.unit)
+        self.layout.check(coming.size)
         gate = Gate(coming)
         gate.arrive(self._reached)
         if coming.source == "survivor":
@@ -248,7 +249,7 @@ class Membership:
     def form(self, gate: Gate, left: LeftWorld | None = None) -> None:
         """The group of those who have arrived. Raises WorldNotFormed, soon when another one has taken the way back."""
         returns = [left.gate(0.0)] if left is not None else []
-        self.world = worlds.in_units(self._formed(gate, returns), self.unit)
+        self.world = worlds.laid_out(self._formed(gate, returns), self.layout)
         returns.clear()  # the world outlives the old one's store, and may wait for more groups later
 
     def _formed(self, gate: Gate, returns: Sequence[Gate] = ()) -> World:

@@ -17,7 +17,8 @@ import torch
 from ..state.kept_parts import State, place_of
 from ..state.packed_tensors import Slot, pack, slots_of, unpack
 from . import objects, p2p, resharding
-from .mesh import PLACES, REPLICAS, DTensor, cuts_of, local_of
+from .layout import Layout
+from .mesh import DTensor, cuts_of, local_of
 from .process_group import World
 from .resharding import Box, BoxTransfer, Cut
 
@@ -64,16 +65,19 @@ def rescue(kept: HeldParts, old: World, new_ranks: list[int], size: int, seconds
     pieces = {}
     for slot, cuts in zip(slots, kept.cuts, strict=True):
         boxes = [everything[slot.number] for everything in held]
-        layout = [resharding.box_of(slot.shape, _expected(cuts, rank, size, old.unit)) for rank in range(size)]
+        layout = [resharding.box_of(slot.shape, _expected(cuts, rank, size, old.layout)) for rank in range(size)]
         pieces[slot.number] = resharding.rescue(boxes, new_ranks, layout if cuts else [], slot.number)
     for number, box, values in _carry_out(pieces, slots, kept, old.rank, seconds):
         kept.holdings[number].append((box, values))
 
 
-def _expected(cuts: tuple[Cut, ...], rank: int, size: int, unit: int) -> list[Cut]:
+def _expected(cuts: tuple[Cut, ...], rank: int, size: int, layout: Layout) -> list[Cut]:
     """The cuts of a rank of the new world, where its mesh is one of ours; a guess otherwise, which costs time only."""
-    ours = {REPLICAS: (size // unit, rank // unit), PLACES: (unit, rank % unit)}
-    return [dataclasses.replace(c, parts=ours[c.axis][0], place=ours[c.axis][1]) if c.axis in ours else c for c in cuts]
+    sizes, places = layout.sizes(size), layout.places(rank)
+    return [
+        dataclasses.replace(cut, parts=sizes[cut.axis], place=places[cut.axis]) if cut.axis in sizes else cut
+        for cut in cuts
+    ]
 
 
 def fill(state: State, world: World, kept: HeldParts | None, fresh: bool, holders: list[int], seconds: float) -> None:

@@ -35,6 +35,7 @@ parser.add_argument("--own-shard", choices=["mesh", "no mesh"], help="shard by a
 parser.add_argument("--meta", action="store_true", help="make the model without memory")
 parser.add_argument("--save", action="store_true", help="the model after each epoch")
 parser.add_argument("--tp", type=int, help="ranks of one replica")
+parser.add_argument("--grid", type=int, help="of so many ranks by two, one replica")
 parser.add_argument("--ema", action="store_true", help="average the weights")
 parser.add_argument("--clip", type=float)
 parser.add_argument("--deterministic", type=int, default=0, help="shards of a step")
@@ -170,7 +171,7 @@ job = elastic.join(
     micro_batch=args.micro,
     checkpoint_every_s=args.every,
     deterministic=args.deterministic or False,
-    unit={"tp": args.tp} if args.tp else None,
+    unit={"tp": args.tp} if args.tp else {"rows": args.grid, "columns": 2} if args.grid else None,
 )
 with torch.device("meta" if args.meta else job.device):
     model = Net().to(getattr(torch, args.dtype))
@@ -180,6 +181,25 @@ schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=job.steps
 options = {"find_unused_parameters": True} if args.unused else {}
 if args.meta:
     options["init"] = lambda part: part.calls.zero_() if isinstance(part, Net) else None
+if args.grid:
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+
+    def cut(name, part, mesh):
+        for key, value in list(part.named_parameters(recurse=False)):
+            placed = distribute_tensor(value, mesh, [Shard(0), Shard(1) if value.dim() > 1 else Replicate()])
+            part.register_parameter(key, torch.nn.Parameter(placed))
+
+    def in_blocks(whole, mesh):
+        for layer in (whole.body[0], whole.body[2]):
+            distribute_module(
+                layer,
+                mesh,
+                cut,
+                lambda part, given, mesh: DTensor.from_local(given[0], mesh, [Replicate()] * 2, run_check=False),
+                lambda part, out, mesh: out.redistribute(mesh, [Replicate()] * 2).to_local(),
+            )
+
+    options["parallelize"] = in_blocks
 if args.tp:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 

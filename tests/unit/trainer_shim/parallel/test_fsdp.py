@@ -62,7 +62,7 @@ def cut(world: World, rule: type[torch.optim.Optimizer], options: dict[str, Any]
     model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
     model[0].bias.requires_grad_(False)
     optimizer = rule(model.parameters(), **options)
-    sharded = Sharded(model, [optimizer], {}, None, True)
+    sharded = Sharded(model, [optimizer], {}, True)
     sharded.connect(world)
     return sharded, rule(model.parameters(), **options)  # Adagrad has state from the beginning
 
@@ -153,7 +153,7 @@ def on_meta(world: World, **options: Any) -> tuple[Sharded, torch.optim.Optimize
     with torch.device("meta"):
         model = nn.Sequential(Block(), Block())
     optimizer = torch.optim.AdamW(model.parameters())
-    sharded = Sharded(model, [optimizer], options, None, True)
+    sharded = Sharded(model, [optimizer], options, True)
     sharded.connect(world)
     return sharded, optimizer
 
@@ -199,27 +199,25 @@ def test_what_nothing_sets_is_named(of_two: World) -> None:
     a layer in shard=."""
     with torch.device("meta"):
         model: Any = nn.Sequential(nn.Linear(3, 3), nn.ParameterList([nn.Parameter(torch.zeros(3))]))
-    sharded = Sharded(model, [], {}, None, True)
+    sharded = Sharded(model, [], {}, True)
     sharded.connect(of_two)
     with refused(r"nothing sets 1\.0, which was made on the meta device: ParameterList has no reset_parameters"):
         sharded.initialize(0, parameters=True)
     sharded.disconnect()
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(3, 3), nn.ParameterList([nn.Parameter(torch.zeros(3))]))
-    sharded = Sharded(
-        model, [], {"init": lambda part: [value.fill_(2.0) for value in part._parameters.values()]}, None, True
-    )
+    sharded = Sharded(model, [], {"init": lambda part: [value.fill_(2.0) for value in part._parameters.values()]}, True)
     sharded.connect(of_two)
     sharded.initialize(0, parameters=True)
     assert all(parameter.to_local().eq(2).all() for parameter in sharded.module.parameters())
     sharded.disconnect()
     model.cache = torch.zeros(2, device="meta")
     with refused("cache is on the meta device and neither a parameter nor a buffer"):
-        Sharded(model, [], {}, None, True)
+        Sharded(model, [], {}, True)
     with refused("init=4 is not accepted; accepted: function"):
-        Sharded(nn.Linear(2, 2), [], {"init": 4}, None, True)
+        Sharded(nn.Linear(2, 2), [], {"init": 4}, True)
     wraps = Sharded(
-        nn.Sequential(nn.Linear(2, 2)), [], {"shard": lambda whole, _: whole.insert(0, nn.Linear(1, 1))}, None, True
+        nn.Sequential(nn.Linear(2, 2)), [], {"shard": lambda whole, _: whole.insert(0, nn.Linear(1, 1))}, True
     )
     with refused("shard=function has made a parameter 1.weight"):
         wraps.connect(of_two)
@@ -247,7 +245,7 @@ def test_what_was_planned_is_done_in_each_world(of_two: World) -> None:
         elastic.fully_shard(model[0])
     with refused("fully_shard.mesh=.*accepted: none"):
         elastic.fully_shard(nn.Linear(1, 1), mesh=1)
-    sharded = Sharded(model, [], {}, None, True)
+    sharded = Sharded(model, [], {}, True)
     sharded.connect(World(0, 0, 1, grouped=False))
     model.unshard()
     assert not any(isinstance(entry, DTensor) for entry in model.parameters())
@@ -294,14 +292,14 @@ def test_tied_parameters_are_not_sharded_apart(of_two: World) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
     with refused("the parameter 1.weight is another module's too"):
-        Sharded(model, [], {}, None, True).connect(of_two)
+        Sharded(model, [], {}, True).connect(of_two)
 
 
 def test_a_rehearsed_world_finds_everything_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A joiner's rehearsal leaves its model and torch as they were, and in the world that it was for no layout of a
     parameter is worked out any more; in one of another shape they are."""
     model = nn.Sequential(nn.Linear(11, 13), nn.Linear(13, 9))
-    sharded = Sharded(model, [torch.optim.SGD(model.parameters(), lr=0.1)], {}, None, True)
+    sharded = Sharded(model, [torch.optim.SGD(model.parameters(), lr=0.1)], {}, True)
     before = [parameter.clone() for parameter in model.parameters()]
     sharded.rehearse(1, 2)
     assert not dist.is_initialized()
@@ -328,7 +326,7 @@ def test_a_rehearsed_world_finds_everything_worked_out(monkeypatch: pytest.Monke
 def test_a_rehearsal_that_fails_is_told_and_forgotten(capfd: pytest.CaptureFixture[str]) -> None:
     """Nothing is raised, and no group stays."""
     model = nn.Linear(2, 2)
-    Sharded(model, [torch.optim.SGD(model.parameters(), lr=0.1)], {}, None, True).rehearse(0, 0)
+    Sharded(model, [torch.optim.SGD(model.parameters(), lr=0.1)], {}, True).rehearse(0, 0)
     assert "no rehearsal of a world of 0: " in capfd.readouterr().err
     assert not dist.is_initialized()
 
@@ -337,7 +335,7 @@ def test_a_left_world_leaves_no_threads_and_no_connections() -> None:
     """Four worlds one after another, with real groups: each leaves as many threads and files open as the first."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     optimizer = torch.optim.AdamW(model.parameters())
-    sharded, open_ = Sharded(model, [optimizer], {}, None, True), []
+    sharded, open_ = Sharded(model, [optimizer], {}, True), []
     for generation in range(4):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         sharded.connect(World(generation, 0, 1, grouped=True))

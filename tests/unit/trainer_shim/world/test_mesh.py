@@ -15,6 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from slurm_elastic.trainer_shim.parallel.fsdp import Sharded
 from slurm_elastic.trainer_shim.world import process_group as worlds
+from slurm_elastic.trainer_shim.world.layout import Layout
 from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS
 from slurm_elastic.trainer_shim.world.process_group import World
 
@@ -37,8 +38,9 @@ def test_the_groups_of_a_broken_world_end_at_once(four_ranks: None, unit: int | 
     also while the script holds on to a loss, whose graph refers to what fully_shard keeps."""
     options: dict[str, Any] = {"parallelize": lambda model, mesh: None} if unit else {}
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    strategy = Sharded(model, [], options, unit, replicas_shard=True)
-    strategy.connect(World(1, 0, 4, grouped=True, unit=unit or 1))
+    layout = Layout((("tp", unit),) if unit else ())
+    strategy = Sharded(model, [], options, True, layout)
+    strategy.connect(World(1, 0, 4, grouped=True, layout=layout))
     loss = strategy(torch.ones(2, 4)).sum()
     groups = [weakref.ref(group) for group in dist.distributed_c10d._world.pg_map]
     assert len(groups) == (3 if unit else 1)

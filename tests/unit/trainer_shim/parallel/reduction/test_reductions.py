@@ -13,6 +13,7 @@ from worker_harness import SCRIPT, Control, Zygote, alone, difference, result
 import slurm_elastic.trainer_shim as elastic
 from slurm_elastic.trainer_shim.parallel import choice
 from slurm_elastic.trainer_shim.parallel.reduction.base import ByBucket
+from slurm_elastic.trainer_shim.world.layout import Layout
 
 MAXIMUM = SCRIPT.with_name("maximum_train.py")
 
@@ -64,16 +65,17 @@ def test_what_does_not_go_with_it_is_refused_before_training(made: list[elastic.
             break
 
 
-@pytest.mark.parametrize("unit", [None, 2])
+@pytest.mark.parametrize("axes", [0, 1, 2])
 @pytest.mark.parametrize("reduction", ["mean", "mine", choice.FIXED_ORDER])
-def test_only_what_the_table_has_goes_together(mine: None, reduction: str, unit: int | None) -> None:
-    """Each call, with each reduction, in units or not."""
+def test_only_what_the_table_has_goes_together(mine: None, reduction: str, axes: int) -> None:
+    """Each call, with each reduction, and ranks that hold a replica together along so many axes."""
     calls = {row.call for row in choice.TOGETHER}
     fixed = reduction == choice.FIXED_ORDER
     for call, (combine, shards) in itertools.product(calls, [("mean", 8) if fixed else (reduction, 0)]):
         rows = [row for row in choice.TOGETHER if (row.reduction, row.call) == (reduction, call)]
-        if rows and (rows[0].units or unit is None):
-            choice.check_together(combine, shards, unit, call)
+        layout = Layout(tuple((f"axis{number}", 2) for number in range(axes)))
+        if rows and rows[0].axes >= axes:
+            choice.check_together(combine, shards, layout, call)
             continue
         with refused(rf"does not go with {call}; accepted: ".replace("(", r"\(").replace(")", r"\)")):
-            choice.check_together(combine, shards, unit, call)
+            choice.check_together(combine, shards, layout, call)

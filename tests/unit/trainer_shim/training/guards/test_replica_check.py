@@ -19,6 +19,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode
 from slurm_elastic.trainer_shim.training.guards import replica_check
 from slurm_elastic.trainer_shim.training.guards.replica_check import Held, ReplicaCheck, kind_of
 from slurm_elastic.trainer_shim.world import objects, process_group
+from slurm_elastic.trainer_shim.world.layout import Layout
 from slurm_elastic.trainer_shim.world.process_group import World
 
 CPU = torch.device("cpu")
@@ -238,7 +239,7 @@ def test_which_inputs_tell(
     monkeypatch.setattr(objects, "gather", lambda value: sent.append(value) or [value, []])
     for place, size, part in ((0, 2, True), (1, 2, True), (0, 1, False)):
         said(torch.arange(12.0), part=part)
-        check._check_inputs(World(generation=1, rank=place, size=2, grouped=True, unit=size))
+        check._check_inputs(World(generation=1, rank=place, size=2, grouped=True, layout=Layout((("tp", size),))))
     assert [bool(value) for value in sent] == [True, False, False]
 
 
