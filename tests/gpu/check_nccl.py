@@ -26,7 +26,7 @@ from slurm_elastic.trainer_shim.world import process_group as worlds
 from slurm_elastic.trainer_shim.world.mesh import mesh_of
 from slurm_elastic.trainer_shim.world.stores import SealedStore
 
-ROUNDS, WARM = 44, 15
+ROUNDS, WARM = 34, 11
 
 
 def sum_of(device: torch.device, group: Any = None) -> None:

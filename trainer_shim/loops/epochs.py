@@ -94,8 +94,7 @@ class EpochLoop:
                 got = feed.next()
                 if got is None:
                     break
-                session.reporting.meter.got()
-                yield self.hand_out(*got)
+                yield self.there(self.hand_out(*got))  # in no local: a script may let go of them
                 if self.micro is not None and self._own_loop.models:
                     micro, self.micro = self.micro, None
                     self._own_loop.batch_ended(micro)
@@ -162,6 +161,11 @@ class EpochLoop:
         who = (micro.shard, micro.place) if micro.shard >= 0 else (session.world().replica, micro.index)
         seed_all(mix(session.tuning.seed, session.state.progress.step, *who, 1))
         return value
+
+    def there(self, samples: Any) -> Any:
+        """Samples that are on this worker's device, or on their way: the host's part of a copy is a wait, too."""
+        self._session.reporting.meter.got()
+        return samples
 
     def learn(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None) -> VotedStep | None:
         """Backward on the mean loss of what was handed out, with its weight in the global batch: its samples, or what

@@ -2,7 +2,8 @@
 
 gloo keeps every connection that says nothing, and aborts the process that has no descriptor left for one. Once all
 ranks have made a group nobody else has to connect: its listeners then hear nothing more. Limit: Linux; until then
-anybody may connect; a group that the script makes itself is left as torch makes it.
+anybody may connect; a group that the script makes itself is left as torch makes it. NCCL's own listeners have to hear
+on: a communicator whose do not waits for ever in its end (seen on a GPU).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import ctypes
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _ATTACH_FILTER = 26
@@ -21,12 +22,14 @@ _DROP = struct.pack("HBBI", 0x06, 0, 0, 0)
 
 
 @contextlib.contextmanager
-def deaf_when_made() -> Iterator[None]:
-    """Groups are made in here, by all ranks: when this ends their listeners drop what comes."""
+def deaf_when_made(only_gloo: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Groups are made in here, by all ranks: when this ends their listeners drop what comes. only_gloo: whether NCCL
+    has made nothing meanwhile, as it does at once where a group is bound to its device."""
     before = {inode for inode, _ in _listening()}
     yield
-    if os.environ.get("TORCH_GLOO_LAZY_INIT", "0").lower() in ("1", "true", "yes", "on", "y", "t"):
-        return  # members connect when they first speak
+    lazy = os.environ.get("TORCH_GLOO_LAZY_INIT", "0").lower() in ("1", "true", "yes", "on", "y", "t")
+    if lazy or not only_gloo():  # members connect when they first speak
+        return
     program = ctypes.create_string_buffer(_DROP)
     for inode, number in _listening():
         if inode not in before:

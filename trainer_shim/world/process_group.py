@@ -223,7 +223,7 @@ def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
         first = timeout if LATER_BOUNDS else COLLECTIVE_TIMEOUT
         excepthook = sys.excepthook
         wait_left()
-        with deaf_when_made():
+        with deaf_when_made(lambda: getattr(dist.group.WORLD, "bound_device_id", None) is None):
             dist.init_process_group(backend(), store=store, rank=coming.rank, world_size=coming.size, timeout=first)
             sys.excepthook = excepthook  # torch puts one more around it, which prefixes each line, with every group
             complete(store, coming.size, timeout)
@@ -308,8 +308,8 @@ def destroy(group: Any, later: bool, broken: bool = False) -> None:
 def end_left() -> None:
     """End NCCL's communicators of the groups that were left, on a thread of its own.
 
-    Called after a world's first step, when it has made its own: one that ends while another is made was seen to wait
-    for ever in its shutdown, with those that came after it (NCCL 2.28.9 on one GPU; also pytorch issue 119196).
+    Called after a world's first step, when it has made its own: one that ends while another is made can race with it
+    (pytorch issue 119196).
     """
     global _ending
     if _communicators:

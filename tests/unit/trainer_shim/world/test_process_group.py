@@ -104,8 +104,8 @@ def test_a_traceback_is_the_same_after_any_number_of_worlds() -> None:
 
 @pytest.mark.skipif(not hasattr(dist.ProcessGroup, "shutdown"), reason="this torch ends none by itself")
 def test_communicators_end_once_the_next_world_has_made_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL takes up to 500 ms to end one, and one that ends while another is made may never: they end beside the steps
-    of the next world. The world after it waits for them; no more than two are left without an end."""
+    """NCCL takes up to 500 ms to end one, and one that ends while another is made can race with it: they end beside the
+    steps of the next world. The world after it waits for them; no more than two are left without an end."""
     go_on, ended = threading.Event(), list[str]()
 
     def shutdown(group: dist.ProcessGroup) -> None:
