@@ -51,6 +51,8 @@ class Shape:
     """Nodes it must get; empty: Slurm chooses."""
     by: str = ""
     """The command that asks for it, salloc or sbatch; empty: salloc, and sbatch where the site refuses that."""
+    minutes: int = 0
+    """The most that it may run; 0: as long as its job may."""
 
     @property
     def gpus(self) -> int:

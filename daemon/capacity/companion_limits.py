@@ -19,9 +19,11 @@ from .slurm_limits import SHARED, Bound, LimitUsage, as_companion, charged, comp
 class CompanionLimits:
     """For one plan: what it places is counted, so that two jobs do not take the same last place."""
 
-    def __init__(self, usage: LimitUsage, promised: LimitUsage, companion_qos: str = "", by: str = "") -> None:
-        """by: `Shape.by` of companions; empty: as was probed."""
-        self.companion_qos, self.by = companion_qos, by
+    def __init__(
+        self, usage: LimitUsage, promised: LimitUsage, companion_qos: str = "", by: str = "", minutes: int = 0
+    ) -> None:
+        """by, minutes: `Shape.by` of companions, empty: as was probed; and `Shape.minutes`."""
+        self.companion_qos, self.by, self.minutes = companion_qos, by, minutes
         self._usage = usage.plus(promised)
         self.refused: dict[int, str] = {}
         """The limit that keeps a job from a companion, by job id."""

@@ -32,17 +32,21 @@ class ShapeTemplate:
     node_gpus: int = 0
     """GPUs of the whole nodes that it takes; 0: parts of nodes do."""
     by: str = ""
-    """`Shape.by`."""
+    minutes: int = 0
+    """`Shape.by` and `Shape.minutes`."""
 
     @classmethod
-    def of(cls, job: Job, most_on_a_node: int = 0, companion_qos: str = "", by: str = "") -> ShapeTemplate:
+    def of(
+        cls, job: Job, most_on_a_node: int = 0, companion_qos: str = "", by: str = "", minutes: int = 0
+    ) -> ShapeTemplate:
         """That of an elastic job's base. `companion_qos`: QOS of the shapes, where it is not the base's."""
         gpus = max(1, job.gpus)
         partition = job.partition.split(",")[0]
         share = max(1, job.gpus_per_node or gpus // max(1, len(job.nodes)))
         whole = job.gpus_per_node if job.exclusive else 0
         per_gpu = job.cpus / gpus, job.mem_mb / share
-        return cls(partition, job.account, companion_qos or job.qos, job.gpu_type, *per_gpu, most_on_a_node, whole, by)
+        qos = companion_qos or job.qos
+        return cls(partition, job.account, qos, job.gpu_type, *per_gpu, most_on_a_node, whole, by, minutes)
 
     def amount(self, gpus: int) -> Amount:
         """What `gpus` GPUs on one node come with."""
@@ -72,6 +76,7 @@ class ShapeTemplate:
             qos=self.qos,
             node_list=tuple(sorted(nodes)),
             by=self.by,
+            minutes=self.minutes,
         )
 
 

@@ -52,7 +52,7 @@ class CompanionJob(Mechanism):
         template = ShapeTemplate.of(base)
         if limits is not None:
             by = limits.by or companion_by(limits.found(base))
-            template = ShapeTemplate.of(base, limits.most_on_a_node(base), limits.companion_qos, by)
+            template = ShapeTemplate.of(base, limits.most_on_a_node(base), limits.companion_qos, by, limits.minutes)
         for soon in (False, True):
             shapes = _placed(job, keep, more, template, free, soon)
             if shapes is None:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from ..config.fields import choice, number, text
+from ..config.fields import choice, number, setting, text
 from ..models.settings import ModelSettings
+
+
+def _minutes(value: Any) -> int:
+    if type(value) is not int or not (value == 0 or 10 <= value <= 525_600):
+        raise ValueError
+    return value
+
 
 RELEASES = {"node": "single nodes of a Slurm job too", "job": "whole Slurm jobs only"}
 
@@ -25,6 +32,10 @@ class ResizeSettings(ModelSettings):
     """How companions are asked for: by salloc, as an allocation without a script, or by sbatch, with a script that only
     holds the nodes. `auto`: by salloc, and where the site refuses that, by sbatch. Where it refuses that nodes are
     named, too, on those that Slurm chooses."""
+
+    companion_minutes: int = setting(0, "0, or a whole number from 10 to 525600", _minutes)
+    """The longest time limit of a companion, in minutes; 0: what its job has left. Training leaves it before its end,
+    and grows again where there is room. So Slurm takes a reservation of any nodes that begins further away."""
 
     companion_qos: str = text("", r"|[a-z0-9_.@+-]+", "the name of a QOS in small letters, or nothing")
     """QOS that companions are submitted with; empty: their job's. All users whose jobs are elastic must be allowed to

@@ -85,8 +85,8 @@ class RoundContext:
         elastic = [(running.job.base, holds(running, usage)) for running in limited]
         qos = inputs.settings.companion_qos
         slurm = gpu_limits(usage, elastic, room.promised, qos)
-        by = inputs.settings.companion_by
-        self.companions = CompanionLimits(usage, room.promised, qos, "" if by == "auto" else by)
+        by, minutes = inputs.settings.companion_by, inputs.settings.companion_minutes
+        self.companions = CompanionLimits(usage, room.promised, qos, "" if by == "auto" else by, minutes)
         self.limits = Limits(inputs.settings.gpu_limits, running_jobs.values(), slurm)
         self._soon_s = LEAVE_S + companion_wait_s(inputs.settings, inputs.site)
         """Time enough to leave a companion for another."""

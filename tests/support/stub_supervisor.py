@@ -146,7 +146,8 @@ class Stub:
 
     def companion(self, shape: Shape, resize: Resize) -> Piece | None:
         command = [
-            *("salloc", "--no-shell", "--time=29", "--nice=1000", f"--job-name=selastic-{self.job_id}"),
+            *("salloc", "--no-shell", f"--time={shape.minutes or 29}", "--nice=1000"),
+            f"--job-name=selastic-{self.job_id}",
             f"--comment=selastic:companion-of={self.job_id};resize={resize.id}",
             *(f"--nodes={shape.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={shape.cpus_per_node}"),
             *(f"--gres=gpu:{shape.gpu_type}:{shape.gpus_per_node}", f"--nodelist={','.join(shape.node_list)}"),

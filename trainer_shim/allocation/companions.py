@@ -152,7 +152,8 @@ class Companions:
         if asked.dropped:
             self._refuse(asked, asked.dropped)
             return
-        asked.minutes = minutes_left(base.end_time, now)
+        left = [minutes_left(base.end_time, now), asked.shape.minutes or None]
+        asked.minutes = min((one for one in left if one is not None), default=None)
 
         def answered(ended: Ended) -> None:
             refused, others = said(ended.err), asked.forms[1:]

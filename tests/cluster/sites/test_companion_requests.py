@@ -62,6 +62,16 @@ def test_after_a_refused_size_a_smaller_one_is_tried(site: SiteCluster, monkeypa
         daemon.settles_at(job, 16)
 
 
+def test_nodes_can_be_reserved_that_companions_hold(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where companions have a time limit of their own: for what begins after it, though their job may run longer."""
+    with live_daemon(site.sandbox, monkeypatch, "companion_minutes = 10") as daemon:
+        job = daemon.submit("-N1", "-wn1", "--gres=gpu:a100:4", "--time=600", "--exclude=n[3-8]")
+        daemon.settles_at(job, 8)
+        words = ["nodes=n2", "reservation=course", "starttime=now+660", "duration=60", "users=root"]
+        assert site.sandbox.run(["scontrol", "create", *words]).returncode == 0
+        site.sandbox.run(["scontrol", "delete", "reservationname=course"])
+
+
 def test_an_exclusive_job_grows_by_whole_nodes(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node with two GPUs free is passed over for one that is idle."""
     with live_daemon(site.sandbox, monkeypatch) as daemon:

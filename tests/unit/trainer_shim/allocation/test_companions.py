@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,17 @@ def test_a_companion_that_waits_for_another_jobs_start_ends_by_then(site: Site, 
     assert (updated.read_text() if updated.exists() else "") == (
         f"update JobId=1001 TimeLimit={minutes}\n" if minutes else ""
     )
+
+
+@pytest.mark.parametrize(("most", "asked"), [(10, 10), (45, 30), (0, 30)])
+def test_a_companion_has_the_minutes_that_its_job_and_the_site_leave_it(site: Site, most: int, asked: int) -> None:
+    """The job has half an hour."""
+    now = int(time.time())
+    (site.folder / "now").write_text(str(now))
+    (site.folder / "end").write_text(time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now + 1800)))
+    site.companions.submit(1, 0, replace(SHAPE, minutes=most), 60.0)
+    site.until(lambda: site.events)
+    assert f"--time={asked} " in (site.folder / "asked").read_text()
 
 
 @pytest.mark.parametrize("fails", ["deaf", "mute"])
