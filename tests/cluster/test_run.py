@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import kill_targets
 import pytest
 from fake_daemon import FakeDaemon
 from small_training import TRAIN
@@ -195,6 +196,24 @@ def test_killed_worker_and_cancelled_companion(start: Callable[..., TrainingJob]
         job.ends(timeout=120)
     job.checked(16000, 1)
     assert job.text().count("starting again") == 1
+
+
+def test_a_slurmd_that_dies_and_comes_back_costs_nothing(
+    empty_sandbox: Sandbox, start: Callable[..., TrainingJob], tmp_path: Path
+) -> None:
+    """That of the base's node: no step is trained twice, and the job grows to a companion beside it afterwards."""
+    with FakeDaemon() as daemon:
+        job = start("-N1 -wn1 --gres=gpu:1", "train.py 2000 1 0.1", daemon.env(tmp_path))
+        base = daemon.wait_registered().pieces
+        daemon.wait_phase(0, "running")
+        kill_targets.kill_daemon(empty_sandbox, "slurmd-n1")
+        empty_sandbox.start_daemon("slurmd-n1")
+        daemon.order(1, job.id, base, (Shape(1, 1, node_list=("n1",)),))
+        assert daemon.wait_phase(1, "running", 90).pieces[1].nodes == ("n1",)
+        job.go()
+        job.ends()
+        job.checked(2000, 1)
+        assert "again" not in job.text()
 
 
 def test_base_that_is_killed_leaves_no_companion(start: Callable[..., TrainingJob], tmp_path: Path) -> None:

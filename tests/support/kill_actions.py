@@ -127,14 +127,14 @@ class Kills:
         return heal
 
     def flap(self) -> Any:
-        """The node of a base dies, and is back within a second or two."""
+        """The node of a base dies, and is back as soon as packets reach it, wherever the job is by then."""
         if not self.campaign.slurm_answers():
-            return
+            return None
         # A job that was submitted a moment ago, or that lost its node in the round before, has none yet.
         node = wait_until(self._node_of_a_base, SETTLE_S, self.campaign.story, every=0.2)
         self.ground.kill_node(node)
-        self.ground.heal_node(node)
         self.counts.kills["flapping node"] += 1
+        return lambda: self.ground.heal_node(node)
 
     def _node_of_a_base(self) -> str:
         """Of one that runs; empty: none does."""

@@ -23,7 +23,8 @@ from typing import Any
 
 IDLE = 2048
 IDLE_A_PORT = 300
-MOST = 64 << 20
+MOST = 256 << 20
+"""Of one line without an end: more than a process may take that is attacked."""
 FORGED = (
     b"\x00\x3c\x85\xf7\x09\x02\x00\x00\x00\x00\x00\x00\x00\x07members\x08\x00\x00\x00\x00\x00\x00",  # as to torch's
     b'{"kind":"worker","worker":"0.n1.0","proof":"00"}\n{"what":"add","keys":["1/arrived"],"value":"OTk=","number":1}\n',

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from waiting import wait_until
 from world_stores import Open, stores
 
+from slurm_elastic.trainer_shim.control import server as control_server
 from slurm_elastic.trainer_shim.control.worker_client import ComingWorld
 from slurm_elastic.trainer_shim.control.world_store import KeyStore, RemoteStore
 from slurm_elastic.trainer_shim.world.process_group import Gate
@@ -124,9 +125,12 @@ def test_a_store_whose_door_is_closed_answers_those_inside(opened: Open) -> None
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1", ""])
-def test_a_stranger_neither_opens_a_gate_nor_keeps_it_shut(opened: Open, listen: str) -> None:
+def test_a_stranger_neither_opens_a_gate_nor_keeps_it_shut(
+    opened: Open, listen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Somebody writes that all have come, counts, or sends 16 MB: nothing of it is kept, and it is told from where, as
-    people write addresses. The world forms."""
+    people write addresses. The world forms. What ends a line without an end is its length: there would be time."""
+    monkeypatch.setattr(control_server, "HELLO_S", 3600.0)
     told: list[str] = []
     server = opened(listen, told.append)
     gates = [
