@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
@@ -24,7 +25,7 @@ from ..prediction.answer import predict
 from ..prediction.sizes import Basis
 from ..reports.acct import Accounting
 from ..reports.common import Viewer
-from ..reports.history import PlanTable
+from ..reports.history import PlanNote, PlanTable
 from .callers import Call
 from .cpu_shares import CpuShares
 from .status_cache import StatusCache
@@ -42,6 +43,9 @@ class Planner(Protocol):
     @property
     def fairness(self) -> str:
         """Between whom plans are fair: the setting."""
+
+    def notes(self) -> Sequence[PlanNote]:
+        """What services said in the last round of nodes, the queue and jobs besides."""
 
     def dry_plan(self) -> Sequence[DecisionRow]:
         """The decisions of a plan computed now, with nothing stored."""
@@ -101,9 +105,10 @@ class Views:
 
     async def plan(self, call: Call[PlanQuery, None]) -> object:
         """What the last rounds decided, or with dry_run=1 what a round would decide now."""
-        if not call.query.dry_run:
-            return await self._made(call, reports.plan, call.viewer)
-        return await self._shares.run(call.viewer, partial(self._dry_plan, call.viewer))
+        if call.query.dry_run:
+            return await self._shares.run(call.viewer, partial(self._dry_plan, call.viewer))
+        plan = await self._made(call, reports.plan, call.viewer)
+        return replace(plan, notes=tuple(self.planner.notes())) if call.viewer.admin else plan
 
     async def review(self, call: Call[WindowQuery, None]) -> object:
         """What would have been done while the daemon did not act."""

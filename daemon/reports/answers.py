@@ -43,7 +43,9 @@ class Health:
     last_round_age_s: float | None = None
     late: bool | None = about("a round takes too long, or does not begin", default=None)
     trouble: bool | None = about("the last round failed, or nothing could be written to the database", default=None)
-    failing: str | None = about("what the trouble is with: database, Slurm or selasticd; empty without", default=None)
+    failing: str | None = about(
+        "what the trouble is with: database, Slurm, selasticd or one of its services; empty without", default=None
+    )
     tripped: bool | None = about("Slurm refused, and the daemon only reviews", default=None)
     pairs_left_out: int | None = about("pairs of hosts that no job is put on both of, for some user", default=None)
     models: ModelsInUse | None = None

@@ -76,11 +76,23 @@ class PlanRow:
 
 
 @record
+class PlanNote:
+    """What a service says of a subject."""
+
+    service: str
+    about: str
+    text: str
+
+
+@record
 class PlanTable:
     """What the last rounds decided for every active job, or what a round would decide now."""
 
     at: float | None = about("when the youngest row was decided")
     jobs: tuple[PlanRow, ...]
+    notes: tuple[PlanNote, ...] = about(
+        "what services say of nodes, the queue and jobs besides; for admins", default=()
+    )
 
 
 def events(store: Store, job_id: int, viewer: Viewer, limit: int = 1000) -> Events:

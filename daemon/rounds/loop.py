@@ -94,9 +94,10 @@ class Rounds:
         self._unused: dict[Unit, float] = {}
         self.services = Services(settings)
         self.facts = StoredFacts(client, store, settings, registry, self.priors, self.costs, self.executor.refusals)
-        self._in_mode = settings
         self._site = Site()
         self._spent = dict.fromkeys(PARTS, 0.0)
+        self._broken: dict[str, str] = {}
+        """What went wrong in which service in the last round, by its name."""
         self._noted: dict[str, dict[Subject, Note]] = {}
         """What each service said in the last round, by its name."""
         self._held_but_idle: Mapping[str, int] = {}
@@ -134,7 +135,8 @@ class Rounds:
     def run(self) -> bool:
         """One round; never raises. True when it changed something, so that another should follow soon."""
         with self._lock:
-            self._moved = time.monotonic()
+            self._moved, changed = time.monotonic(), False
+            self._broken.clear()
             try:
                 with _uncollected():
                     changed = self._round()
@@ -146,20 +148,28 @@ class Rounds:
                 log.exception("a round failed; the next one starts from what is there")
                 self._failing, self.trouble = "selasticd", f"{type(error).__name__}: {error}"
             else:
-                if self.trouble:
-                    log.info("rounds succeed again")
-                self.last_ok, self.trouble, self.count = self.clock(), "", self.count + 1
-                self._failing = ""
-                return changed
+                if not self._broken:
+                    if self.trouble:
+                        log.info("rounds succeed again")
+                    self.last_ok, self.trouble, self.count = self.clock(), "", self.count + 1
+                    self._failing = ""
+                    return changed
+                self._failing = ", ".join(f"service {name}" for name in self._broken)
+                self.trouble = "; ".join(f"service {name}: {why}" for name, why in self._broken.items())
             finally:
                 self._moved = time.monotonic()
             self.failed += 1
-            return False
+            return changed
 
     @property
     def failing(self) -> str:
-        """What the last round, or the last write of a report, has failed at: database, Slurm or selasticd."""
+        """What the last round, or the last write of a report, has failed at: database, Slurm, selasticd, or one of its
+        services by name."""
         return self._failing or ("database" if self.store.trouble else "")
+
+    def notes(self) -> dict[str, tuple[Note, ...]]:
+        """What each service said in the last round where no decision about a job does, by its name."""
+        return {name: tuple(said.values()) for name, said in self._noted.items()}
 
     def dry_run(self) -> list[Proposal]:
         """What each service would want now, whatever the daemon's mode. Stores nothing, changes nothing."""
@@ -202,20 +212,37 @@ class Rounds:
     def _ask(self, seen: Observation) -> list[Action]:
         """Ask each service, put on record what it says, and do what it wants if it acts; what was done."""
         done: list[Action] = []
-        proposals = self.services.proposals(seen)
+        proposals = self.services.proposals(seen, self._fence)
         while True:
             with self._part("plan"):
                 asked = next(proposals, None)
                 if asked is None:
                     return done
                 service, own, proposal = asked
-                self._record(service, own, proposal)
-            with self._part("resize"):
-                carried_out = self._carry_out(proposal.actions, own.settings.mode == ACT, own)
-                service.settled(own, proposal, carried_out)
-                of_script = (one.job_id for one in proposal.actions if isinstance(one, Resume) and one.script)
-                self.facts.queued.asked(of_script)
-                done += carried_out
+            with self._fence(service):
+                with self._part("plan"):
+                    self._record(service, own, proposal)
+                with self._part("resize"):
+                    done += self._follow(service, own, proposal)
+
+    @contextmanager
+    def _fence(self, service: Service) -> Iterator[None]:
+        """What goes wrong in a service ends its part of the round alone, and is told as the round's trouble."""
+        try:
+            yield
+        except (SlurmError, StoreError):
+            raise  # of what it is shown, which concerns all of them
+        except Exception as error:
+            log.exception("service %s failed; the round goes on without it", service.name)
+            self._broken[service.name] = f"{type(error).__name__}: {error}"
+
+    def _follow(self, service: Service, own: Observation, proposal: Proposal) -> list[Action]:
+        """Do what a service wants, if it acts; what was done."""
+        carried_out = self._carry_out(proposal.actions, own.settings.mode == ACT, own)
+        service.settled(own, proposal, carried_out)
+        of_script = (one.job_id for one in proposal.actions if isinstance(one, Resume) and one.script)
+        self.facts.queued.asked(of_script)
+        return carried_out
 
     def _record(self, service: Service, seen: Observation, proposal: Proposal) -> None:
         decisions = [row for row in proposal.rows if isinstance(row, DecisionRow)]
@@ -295,17 +322,11 @@ class Rounds:
         resizes = {resize.job_id: resize for resize in self.store.resizes.under_way()}
         connected = self.registry.connected()
         in_use = {job_id: use for job_id, use in self.store.allocations.all_in_use().items() if job_id in connected}
-        settings = self._settings_now()
+        settings = self.services.in_mode(self.mode)
         return Observation(snapshot, roster, resizes, in_use, self._site, settings, now, self.facts)
 
     def _as_now(self, seen: Observation) -> Observation:
-        return replace(seen, site=self._site, settings=self._settings_now())
-
-    def _settings_now(self) -> RoundSettings:
-        """The settings in the mode as it is; the same object as long as that is the same."""
-        if self._in_mode.mode != self.mode:
-            self._in_mode = replace(self.settings, mode=self.mode)
-        return self._in_mode
+        return replace(seen, site=self._site, settings=self.services.in_mode(self.mode))
 
     def _reconcile(self, seen: Observation) -> bool:
         """What is due about resizes under way, and what services are to take back that do not act."""
@@ -316,7 +337,7 @@ class Rounds:
         if waiting:
             self._site = self._read_site()  # a limit that was not known is not planned against again
         left = [resize for resize in resizes if resize.id not in {one.resize.id for one in waiting}]
-        actions: list[Action] = self.services.undo(seen)
+        actions: list[Action] = self.services.undo(seen, self._fence)
         if self.services.elastic.mode(seen.settings, seen.site) == ACT:
             actions += (action for one in waiting for action in one.actions(seen.snapshot, self._site))
             actions += next_actions(

@@ -40,6 +40,7 @@ from ..optimizer.models.prior import Prior
 from ..planner import fixed_targets
 from ..prediction.sizes import Basis
 from ..reports.answers import Health, ModelsInUse
+from ..reports.history import PlanNote
 from ..reports.record import read
 from ..rounds.held_pieces import held_pieces
 from ..rounds.job_registry import JobRegistry
@@ -261,6 +262,13 @@ class DaemonController:
             raise NotAllowed(f"resize {last_resize} of job {job_id} is not in the database; accepted: register again")
         if first:
             self.wake("heard")
+
+    def notes(self) -> Sequence[PlanNote]:
+        """What services said in the last round of nodes, the queue and jobs besides."""
+        said = self.rounds.notes().items()
+        return [
+            PlanNote(service=name, about=note.subject.words, text=note.text) for name, notes in said for note in notes
+        ]
 
     def dry_plan(self) -> Sequence[DecisionRow]:
         """The decisions of a plan made now and not stored."""

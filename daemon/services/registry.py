@@ -6,8 +6,10 @@ Limit: what an earlier service takes is gone for the later ones; nothing is weig
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 from slurm_elastic.protocol.errors import ConfigError
 
@@ -17,6 +19,7 @@ from .base import ACT, OFF, REACHES, Observation, Proposal, Service
 from .elastic.jobs import ElasticJobs
 
 SERVICES: tuple[type[Service], ...] = (ElasticJobs,)
+Fence = Callable[[Service], AbstractContextManager[Any]]
 
 
 class Services:
@@ -29,19 +32,25 @@ class Services:
                 raise ConfigError(f"services={name} is not known; accepted: {', '.join(names)}")
         self.every = tuple(kind() for kind in SERVICES)
         self.elastic = next((one for one in self.every if isinstance(one, ElasticJobs)), ElasticJobs())
-        self._in_mode = settings
+        self._in_mode = {settings.mode: settings}
 
-    def proposals(self, seen: Observation) -> Iterator[tuple[Service, Observation, Proposal]]:
+    def proposals(
+        self, seen: Observation, fence: Fence = nullcontext
+    ) -> Iterator[tuple[Service, Observation, Proposal]]:
         """What each service wants that is not off, with what it was shown, in which `settings.mode` is its own.
 
-        What one that acts takes is not free for those after it; they see no more of it.
+        What one that acts takes is not free for those after it; they see no more of it. fence: what each is asked in;
+        one that fails there wants nothing.
         """
         for service in self.every:
-            mode = service.mode(seen.settings, seen.site)
-            if mode == OFF:
+            proposal = None
+            with fence(service):
+                mode = service.mode(seen.settings, seen.site)
+                if mode != OFF:
+                    own = self._shown(seen, mode)
+                    proposal = service.propose(own)
+            if proposal is None:
                 continue
-            own = self._shown(seen, mode)
-            proposal = service.propose(own)
             yield service, own, proposal
             if mode == ACT and proposal.left is not None:
                 seen = replace(seen, left=proposal.left)
@@ -51,16 +60,24 @@ class Services:
         told = seen.settings.of_services
         return [one.propose(seen) for one in self.every if told.get(one.name, one.unless_told) != OFF]
 
-    def undo(self, seen: Observation) -> list[Action]:
+    def undo(self, seen: Observation, fence: Fence = nullcontext) -> list[Action]:
         """What takes back all that services have done which do not act now."""
-        modes = [(service, service.mode(seen.settings, seen.site)) for service in self.every]
-        return [action for one, mode in modes if mode != ACT for action in one.undo(self._shown(seen, mode))]
+        found: list[Action] = []
+        for service in self.every:
+            with fence(service):
+                mode = service.mode(seen.settings, seen.site)
+                if mode != ACT:
+                    found += service.undo(self._shown(seen, mode))
+        return found
+
+    def in_mode(self, mode: str) -> PlannerSettings:
+        """The settings in this mode; always the same object, for what is kept goes by it."""
+        if mode not in self._in_mode:
+            self._in_mode[mode] = replace(next(iter(self._in_mode.values())), mode=mode)
+        return self._in_mode[mode]
 
     def _shown(self, seen: Observation, mode: str) -> Observation:
-        """The same in a service's mode; with the same settings as long as they are: what is kept goes by the object."""
+        """The same in a service's mode."""
         if REACHES[seen.settings.mode] == mode:
             return seen
-        word = next(word for word, reach in REACHES.items() if reach == mode)
-        if self._in_mode.mode != word or self._in_mode is seen.settings:
-            self._in_mode = replace(seen.settings, mode=word)
-        return replace(seen, settings=self._in_mode)
+        return replace(seen, settings=self.in_mode(next(word for word, reach in REACHES.items() if reach == mode)))

@@ -21,6 +21,7 @@ from slurm_elastic.daemon.models.priors import SHIPPED
 from slurm_elastic.daemon.prediction.sizes import Basis
 from slurm_elastic.daemon.reports.answers import Health
 from slurm_elastic.daemon.reports.common import Viewer
+from slurm_elastic.daemon.reports.history import PlanNote
 from slurm_elastic.daemon.selasticd.listeners import unix_listener
 from slurm_elastic.daemon.selasticd.main import DaemonServer
 from slurm_elastic.daemon.selasticd.settings import Settings
@@ -120,6 +121,9 @@ class FakeController:
 
     def out_of_reach(self, job_id: int, gpus: int) -> str:
         return "" if gpus < 6 else "it can't come to that; sizes in reach: 2, 4"
+
+    def notes(self) -> list[PlanNote]:
+        return [PlanNote(service="power", about="node n3", text="nobody wants it")]
 
     def dry_plan(self) -> list[DecisionRow]:
         return [DecisionRow(job, 1.0, 1, 2, 64, 64, "grow_idle", None, None) for job in (7, 8)]

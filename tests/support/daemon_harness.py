@@ -75,7 +75,6 @@ class World:
         rounds.registry = copy(self.registry)
         rounds.registry._known, rounds.registry._rows = Known(), {}
         rounds.client = SnapshotCache(self.slurm.client(), lambda: self.slurm.now, lambda seconds: None)
-        rounds._in_mode = self.settings
         rounds.services, elastic = copy(self.rounds.services), copy(self.rounds.services.elastic)
         rounds.services.every, rounds.services.elastic, elastic.memory = (elastic,), elastic, Memory()
         rounds.facts = copy(self.rounds.facts)

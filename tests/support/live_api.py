@@ -19,6 +19,7 @@ from slurm_elastic.daemon.models.priors import SHIPPED
 from slurm_elastic.daemon.prediction.sizes import Basis
 from slurm_elastic.daemon.reports.answers import Health, ModelsInUse
 from slurm_elastic.daemon.reports.common import Viewer
+from slurm_elastic.daemon.reports.history import PlanNote
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
@@ -37,6 +38,9 @@ class StoredController:
     def owner(self, job_id: int, asker: int) -> tuple[int, str] | None:
         job = self.store.jobs.get(job_id)
         return None if job is None or job.end_time is not None else (job.uid, job.user)
+
+    def notes(self) -> list[PlanNote]:
+        return [PlanNote(service="power", about="node n3", text="nobody wants it")]
 
     def dry_plan(self) -> list[DecisionRow]:
         return self.store.decisions.current()

@@ -37,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     everybody = args.allusers or args.jobs or os.geteuid() == 0
     rows = [row for row in plan.jobs if everybody or row.own]
     rows = [row for row in rows if not args.jobs or row.job_id in args.jobs]
-    options.print_answer(replace(plan, jobs=tuple(rows)), chosen, rows, args, below=[_summary(rows)])
+    notes = [f"{note.service}, {note.about}: {note.text}" for note in plan.notes]
+    options.print_answer(replace(plan, jobs=tuple(rows)), chosen, rows, args, below=[_summary(rows), *notes])
     options.refuse(unknown)
     return 0
 

@@ -335,6 +335,9 @@ def test_plans_are_redacted(world: World) -> None:
     assert (stored["gpus_to"], stored["reason"], stored["user"]) == (2, None, None)
     mine, others = world.http.get("/v1/plan?dry_run=1", headers=as_uid(ADA)).json()["jobs"]
     assert mine["reason"] == "grow_idle" and others["reason"] is None and others["gpus_to"] == 2
+    assert world.http.get("/v1/plan", headers=as_uid(ADA)).json()["notes"] == []
+    [note] = world.http.get("/v1/plan", headers=as_uid(ROOT)).json()["notes"]
+    assert note == {"service": "power", "about": "node n3", "text": "nobody wants it"}
     everything = world.http.get("/v1/plan?dry_run=1", headers=as_uid(ROOT)).json()["jobs"]
     assert [row["reason"] for row in everything] == ["grow_idle", "grow_idle"]
 

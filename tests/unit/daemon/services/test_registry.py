@@ -12,6 +12,7 @@ from daemon_harness import World
 
 from slurm_elastic.daemon.actions.action import Act, Action, SlurmWrites
 from slurm_elastic.daemon.actions.subject import QUEUE, Subject
+from slurm_elastic.daemon.reports.history import PlanNote
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.services import registry
 from slurm_elastic.daemon.services.base import ACT, OFF, REVIEW, Note, Observation, Proposal, Row, Service
@@ -122,6 +123,40 @@ def test_it_goes_no_further_than_told_than_the_daemon_and_than_the_site_allows(
 ) -> None:
     """The least of the three."""
     assert Toy().mode(Settings(mode=mode, services=(told,)), site) == goes
+
+
+@pytest.mark.parametrize("where", ["needs", "propose", "explain", "settled", "undo"])
+@pytest.mark.parametrize("told", ["toy=act", "toy=review"])
+def test_one_that_fails_ends_no_round(
+    world: Callable[..., World],
+    where: str,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever it fails at: elastic jobs are resized on, the log and health name it, and they forget it afterwards."""
+    broken = world(told)
+    job = broken.elastic(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Toy, where, lambda *given: {}["n3"])
+        broken.settle()
+        if (told, where) != ("toy=act", "undo"):  # what acts takes nothing back
+            assert "service toy failed; the round goes on without it" in caplog.text and broken.rounds.failed
+            health = broken.controller.health()
+            # A row is explained once.
+            assert where == "explain" or (health.trouble, health.failing) == (True, "service toy")
+            assert where == "explain" or broken.rounds.trouble == "service toy: KeyError: 'n3'"
+        assert job.gpus == 24
+    broken.round()
+    assert not broken.controller.health().trouble
+
+
+def test_the_plan_shows_admins_what_services_say_besides(world: Callable[..., World]) -> None:
+    """Of the queue, or a node: as it stands, which the events of job 0 do not say."""
+    review = world("toy=review")
+    review.rigid(9)
+    review.round()
+    assert review.controller.notes() == [PlanNote(service="toy", about="queue", text="1 jobs wait")]
 
 
 def test_elastic_jobs_can_be_reviewed_alone(world: Callable[..., World]) -> None:
