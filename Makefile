@@ -37,7 +37,7 @@ lint: ready  ## ruff
 	$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }
 
 types: ready  ## mypy, strict
-	$(BIN)/mypy protocol trainer_shim db daemon
+	$(BIN)/mypy protocol client trainer_shim db daemon
 
 contracts: ready  ## which part may import which
 	PYTHONPATH=packaging/namespace $(BIN)/lint-imports

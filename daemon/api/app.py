@@ -25,6 +25,10 @@ from slurm_elastic.db.rows import ProbeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol import request as elastic_request
+from slurm_elastic.protocol.answers.by_route import Health, Pinned, Stored, Taken
+from slurm_elastic.protocol.answers.common import not_known
+from slurm_elastic.protocol.answers.hosts import Cleared
+from slurm_elastic.protocol.answers.probes import Remembered
 from slurm_elastic.protocol.api import request_proof, routes
 from slurm_elastic.protocol.api.request_proof import JobProofs
 from slurm_elastic.protocol.api.routes import ROUTES, Caller, NoQuery, ResizeQuery, Route
@@ -34,10 +38,7 @@ from slurm_elastic.protocol.messages import Grant, Phase, Pin, Probed, Reachable
 from slurm_elastic.protocol.version import version
 
 from .. import reports
-from ..reports.answers import Health, Pinned, Stored, Taken
-from ..reports.common import Viewer, not_known
-from ..reports.hosts import Cleared
-from ..reports.probes import Remembered
+from ..reports.common import Viewer
 from . import openapi
 from . import requests as guard
 from .auth import Authenticator

@@ -25,10 +25,10 @@ from prometheus_client.registry import Collector
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.messages import Phase
+from slurm_elastic.protocol.text.reasons import Reason
 from slurm_elastic.protocol.version import version
 
 from ..config.modes import MODES
-from ..text.reasons import Reason
 
 PREFIX = "slurm_elastic_"
 PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)

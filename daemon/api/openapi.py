@@ -12,9 +12,8 @@ import typing
 from typing import Any
 
 from slurm_elastic.protocol import codec, messages
+from slurm_elastic.protocol.answers.by_route import ANSWERS
 from slurm_elastic.protocol.api.routes import MAX_JOB_ID, MAX_JOBS, ROUTES, Caller, Route
-
-from ..reports.answers import ANSWERS
 
 Schema = dict[str, Any]
 """A part of the document, in JSON's own values."""

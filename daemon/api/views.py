@@ -17,15 +17,15 @@ from starlette.responses import Response
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.answers.acct import Accounting
+from slurm_elastic.protocol.answers.history import PlanNote, PlanTable
 from slurm_elastic.protocol.api.routes import AcctQuery, EventsQuery, NoQuery, PlanQuery, PredictQuery, WindowQuery
 
 from .. import reports
 from ..optimizer.models.prior import Prior
 from ..prediction.answer import predict
 from ..prediction.sizes import Basis
-from ..reports.acct import Accounting
 from ..reports.common import Viewer
-from ..reports.history import PlanNote, PlanTable
 from .callers import Call
 from .cpu_shares import CpuShares
 from .status_cache import StatusCache

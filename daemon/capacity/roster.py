@@ -15,9 +15,9 @@ from slurm_elastic.protocol.errors import RequestError
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.request import ElasticRequest, check_start, find, parse
+from slurm_elastic.protocol.text.reasons import Reason
 
 from ..slurm.model import Job, Snapshot
-from ..text.reasons import Reason
 from .constraints import held_to
 
 _TAG = re.compile(r"(?:^|[\s;])selastic:companion-of=([0-9]{1,10});resize=([0-9]{1,10})(?:$|[\s;])")

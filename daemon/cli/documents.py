@@ -18,11 +18,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic.client import parser as selastic
 from slurm_elastic.protocol.errors import ConfigError
 from slurm_elastic.protocol.version import version
 
 from . import manual
-from . import parser as selastic
 
 SHELLS = {"bash": "{}.bash", "zsh": "_{}", "fish": "{}.fish"}
 """Shells, and the file name that each looks for."""

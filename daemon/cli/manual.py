@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 
 from slurm_elastic.protocol import request
+from slurm_elastic.protocol.answers.status import SHORT_STATES
+from slurm_elastic.protocol.text.reasons import Reason
 
-from ..reports.status import SHORT_STATES
 from ..selasticd.reference import escaped, wrapped
-from ..text.reasons import Reason
 
 VALUES = {"STATE,...": sorted(SHORT_STATES)}
 """What an option takes, by its metavar, where that never changes."""
@@ -60,7 +60,7 @@ def sections() -> Iterator[str]:
     yield from wrapped(escaped("Of --format, by command; --helpformat prints them too."), 100)
     for module, commands in TABLES.items():
         yield f".SS {commands}"
-        fields = import_module(f"slurm_elastic.daemon.cli.commands.{module}").FIELDS
+        fields = import_module(f"slurm_elastic.client.commands.{module}").FIELDS
         yield from _listed((field.name, field.help) for field in fields)
     yield ".SH REASONS"
     yield from wrapped(escaped("Why a job has what it has: the code under REASON, and what it means."), 100)

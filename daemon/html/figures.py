@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from ..reports.fairness.window import Fairness
-from ..reports.usage import Usage
-from ..text.tables import number
+from slurm_elastic.protocol.answers.usage import Fairness, Usage
+from slurm_elastic.protocol.text.tables import number
+
 from .stretches import Stretch, clipped, used
 
 Figure = tuple[str, str]

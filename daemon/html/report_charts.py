@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ..reports.usage import CapacityPoint, CurvePoint, UsageJob
-from ..text.cells import folded
-from ..text.tables import cut
+from slurm_elastic.protocol.answers.usage import CapacityPoint, CurvePoint, UsageJob
+from slurm_elastic.protocol.text.cells import folded
+from slurm_elastic.protocol.text.tables import cut
+
 from .charts import (
     BELOW,
     COLOURS,

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from ..reports.usage import Usage, UsageJob
-from ..text.tables import clean, number
-from ..text.times import elapsed, span
+from slurm_elastic.protocol.answers.usage import Usage, UsageJob
+from slurm_elastic.protocol.text.tables import clean, number
+from slurm_elastic.protocol.text.times import elapsed, span
+
 from . import report_charts as charts
 from .charts import Chart, sample
 from .figures import fairness_figures, first_moment, key_figures, shown_time

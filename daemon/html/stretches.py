@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..reports.acct import Allocation
-from ..reports.usage import CapacityPoint
+from slurm_elastic.protocol.answers.acct import Allocation
+from slurm_elastic.protocol.answers.usage import CapacityPoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class Target:
     progress_change: float
     """Relative change of progress against the current allocation; for a job that starts, its speedup."""
     reason: str
-    """A code of daemon/text/reasons.py, or "start" / "keep_frozen"."""
+    """A code of protocol/text/reasons.py, or "start" / "keep_frozen"."""
     offered: Columns
     """All its sizes."""
     price: float = 0.0

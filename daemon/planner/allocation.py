@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
+from slurm_elastic.protocol.text.reasons import Reason
+
 from ..capacity.ledger import Pool
 from ..capacity.shrink_options import Unit
 from ..mechanisms import registry
 from ..optimizer.errors import InfeasiblePlan, PlanInputError, PolicyFailed
 from ..optimizer.policies import DEFAULT_POLICY, POLICIES
 from ..optimizer.targets import Target
-from ..text.reasons import Reason
 from .context import RoundContext
 from .fixed_targets import failed_lately
 from .free_capacity import layout

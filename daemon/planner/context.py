@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from slurm_elastic.db.rows import HostPair, Mark
 from slurm_elastic.protocol.messages import Shape
+from slurm_elastic.protocol.text.reasons import Reason
 
 from ..capacity.companion_limits import CompanionLimits
 from ..capacity.make_room import Room
@@ -25,7 +26,6 @@ from ..optimizer.job_view import Model
 from ..optimizer.weights import Weights
 from ..slurm.model import Snapshot
 from ..slurm.site import Site
-from ..text.reasons import Reason
 from .leaving_companions import LEAVE_S, draining, draining_units, ending_units, submitted_units
 from .limit_usage import holds
 from .memory import Memory

@@ -11,8 +11,11 @@ from heapq import nsmallest
 from typing import Any
 
 from slurm_elastic.db.rows import DecisionRow, Mark
+from slurm_elastic.protocol.answers.evidence import Alternative, Evidence, OtherMove, PassedOver, RoomFor
+from slurm_elastic.protocol.answers.record import known_values
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
+from slurm_elastic.protocol.text.reasons import Reason
 
 from ..capacity.make_room import RoomMade
 from ..capacity.roster import ElasticJob
@@ -21,10 +24,7 @@ from ..optimizer.models import goodput
 from ..optimizer.models.throughput import ThroughputModel
 from ..optimizer.targets import Target
 from ..optimizer.weights import GroupShare
-from ..reports.evidence import Alternative, Evidence, OtherMove, PassedOver, RoomFor
-from ..reports.record import known_values
 from ..slurm.model import Size
-from ..text.reasons import Reason
 from .moves import Move, nearest_batch
 from .pools.answer import PoolAnswer
 from .pools.candidate import Candidate

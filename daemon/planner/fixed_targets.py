@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slurm_elastic.protocol.resize_state import ResizeState
+from slurm_elastic.protocol.text.reasons import Reason
 
 from ..capacity.requeue_placement import reservation_of
 from ..capacity.shrink_options import shrinks
 from ..mechanisms import registry
 from ..mechanisms.base import WantedSize
-from ..text.reasons import Reason
 from .context import RoundContext
 from .moves import TargetSize, nearest_batch
 from .pools.options import rests

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.protocol.records import record
+from slurm_elastic.protocol.text.reasons import Reason
 
 from ..capacity.companion_limits import CompanionLimits
 from ..capacity.ledger import Ledger
 from ..capacity.shrink_options import Unit, shrinks, units_of, without
 from ..mechanisms import registry
 from ..mechanisms.base import ChosenWay, FreeNodes, Mechanism, WantedSize
-from ..text.reasons import Reason
 from .running.job import RunningJob
 from .running.sizes import ascending_sizes, sizes
 from .settings import PlannerSettings

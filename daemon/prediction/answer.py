@@ -12,6 +12,7 @@ from collections.abc import Callable
 from slurm_elastic.db.rows import JobRow, ObservationRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import request as elastic_request
+from slurm_elastic.protocol.answers.predict import Prediction
 from slurm_elastic.protocol.api.routes import PredictQuery
 from slurm_elastic.protocol.errors import NotFound, RequestError
 from slurm_elastic.protocol.request import ElasticRequest
@@ -19,7 +20,6 @@ from slurm_elastic.protocol.request import ElasticRequest
 from ..models import cache
 from ..optimizer.errors import PlanInputError
 from ..reports.common import Viewer, visible_job
-from ..reports.predict import Prediction
 from .sizes import Basis, Measured, listed, model_of, predicted, samples_left
 
 NEAREST = 3

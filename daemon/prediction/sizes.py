@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_elastic.db.rows import ObservationRow
+from slurm_elastic.protocol.answers.predict import PredictedSize
+from slurm_elastic.protocol.answers.record import made_from
 from slurm_elastic.protocol.messages import Report
 from slurm_elastic.protocol.request import ElasticRequest
 
@@ -29,8 +31,6 @@ from ..planner.running.job import RunningJob
 from ..planner.running.reports import remaining, trusted_noise
 from ..planner.running.sizes import batches
 from ..planner.settings import PlannerSettings
-from ..reports.predict import PredictedSize
-from ..reports.record import made_from
 
 MOST = 16
 """Sizes that are listed of a job that accepts more, where none are asked for."""

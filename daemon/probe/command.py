@@ -17,12 +17,13 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+from slurm_elastic.client import options
+from slurm_elastic.protocol.answers.probes import Finding, Findings, Remembered
+from slurm_elastic.protocol.answers.record import columns
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError
 from slurm_elastic.protocol.messages import WORKS, Probed, Tried
 
-from ..cli import options
-from ..reports.probes import Finding, Findings, Remembered, findings
-from ..reports.record import columns
+from ..reports.probes import findings
 
 DEFAULT = "Name,Outcome,Seconds,Said"
 FIELDS = columns(Finding, capitals=True)

@@ -8,44 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from slurm_elastic.protocol.answers.record import made_from
+
 from ..capacity.constraints import left_out_until
-from ..text.cells import moment
 from .common import Viewer
-from .record import Column, about, made_from, record
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import HostPair
     from slurm_elastic.db.store import Store
-
-
-@record
-class PairOfHosts:
-    """Two hosts that did not reach each other when a job of this user's was to train on both."""
-
-    host: str = about("one of the two", Column("Host"))
-    other: str = about("the other one", Column("Other"))
-    user: str = about("whose jobs found out", Column("User"))
-    address: str = about("which of them did not answer, and where", Column("Address", "NO_ANSWER"))
-    failures: int = about("resizes in a row that failed because of it", Column("Failures"))
-    last_at: float = about("when the last one failed", Column("Last", form=moment))
-    again_at: float | None = about(
-        "until when no job of this user's is put on both; null: jobs still are",
-        Column("LeftOut", "Left_Out_Until", form=moment),
-    )
-
-
-@record
-class PairsOfHosts:
-    """Every pair that is known."""
-
-    pairs: tuple[PairOfHosts, ...]
-
-
-@record
-class Cleared:
-    """The pairs of which nothing is known any more."""
-
-    pairs: tuple[PairOfHosts, ...]
+from slurm_elastic.protocol.answers.hosts import Cleared, PairOfHosts, PairsOfHosts
 
 
 def hosts(store: Store, viewer: Viewer, now: float) -> PairsOfHosts:

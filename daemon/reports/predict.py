@@ -7,139 +7,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from functools import partial
 from typing import TYPE_CHECKING
 
-from ..text.cells import moment, number, share
-from ..text.times import elapsed
 from .common import Viewer, may_see
-from .record import Column, about, record
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import PredictionRow
     from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.answers.predict import QUANTILE, PredictionErrors, ProgramErrors
 
 LAST = 5000
 """Predictions that are looked back at."""
-COVERS, QUANTILE = 0.8, 1.2816
-"""Share of cases in which the truth is expected within an interval."""
-_number, _seconds = number(), "{:.3g}".format
-
-
-def _interval(row: PredictedSize) -> str:
-    if row.samples_per_s_low is None or row.samples_per_s_high is None:
-        return ""
-    return f"{_number(row.samples_per_s_low)}-{_number(row.samples_per_s_high)}"
-
-
-def _pause(row: PredictedSize) -> str:
-    return "" if row.pause_s is None else f"{'' if row.pause_from == 'measured' else '~'}{_number(row.pause_s)}"
-
-
-def _pauses(row: PredictedSize) -> str:
-    known = row.pause_low_s is not None and row.pause_high_s is not None
-    return f"{_number(row.pause_low_s)}-{_number(row.pause_high_s)}" if known else ""
-
-
-@record
-class PredictedSize:
-    """What the daemon's model says of one size. Times in seconds, rates over the whole job."""
-
-    gpus: int = about("GPUs", Column("GPUs"))
-    nodes: int = about("nodes that so many GPUs are taken to lie on", Column("Nodes"))
-    batch: int = about("the global batch that plans would take there, in samples", Column("Batch"))
-    samples_per_s: float = about("throughput that the model predicts", Column("Samples/s", form=_number))
-    samples_per_s_low: float | None = about(
-        "four in five are expected between this and the next",
-        Column("Interval", help="samples/s within which four in five are expected", cell=_interval),
-    )
-    samples_per_s_high: float | None = about("the other end")
-    speedup: float = about("against the smallest size listed", Column("Speedup", form=_number))
-    step_s: float = about("time of one optimizer step, in seconds", Column("Step", form=_seconds))
-    compute_s: float = about("of it: all but communication and waiting for input", Column("Compute", form=_seconds))
-    comm_s: float = about("of it: communication that nothing hides", Column("Comm", form=_seconds))
-    input_s: float | None = about("of it: waiting for input", Column("Input", form=_seconds), default=None)
-    left_s: float | None = about(
-        "until the training ends, had it that size now", Column("Left", form=partial(elapsed, short=True))
-    )
-    left_low_s: float | None = about("the same at the high end of the interval")
-    left_high_s: float | None = about("the same at its low end")
-    pause_s: float | None = about(
-        "how long the training stands still to get there",
-        Column("Pause", help="how long the training stands still to get there; ~: not measured", cell=_pause),
-        Column("Pauses", help="pause within which four in five are expected", cell=_pauses),
-    )
-    pause_low_s: float | None = about("four in five are expected between this and the next")
-    pause_high_s: float | None = about("the other end")
-    pause_from: str | None = about(
-        "measured: mean of its own resizes; others: by those of other jobs and the size of its state; assumed: as the "
-        "settings have it"
-    )
-    mechanism: str | None = about("how it gets there", Column("Mechanism", "VIA"))
-    observed: float | None = about("samples/s that were measured there", Column("Observed", form=_number))
-    observed_batch: int | None = about("at this global batch", Column("AtBatch", "AT_BATCH"))
-    reports: int | None = about("reports that were measured over", Column("Reports"))
-    off: float | None = about(
-        "what the model says there against what was measured: 0.1 is a tenth too much",
-        Column("Off", form="{:+.0%}".format),
-    )
-    note: str = about("whether it is the present size; why it can't come there", Column("Note"), default="")
-
-
-@record
-class Prediction:
-    """What a job would do at other sizes."""
-
-    now: float
-    job_id: int
-    task_name: str | None
-    state: str
-    program: str | None = about("user and script")
-    gpu_type: str | None = about("the kind of GPU that this is about; empty: of no named type")
-    gpus: int | None = about("GPUs that it trains on; of a job that has ended none")
-    batch: int | None = about("global batch that it trains at")
-    reports: int = about("reports that the model is made from")
-    sizes_measured: int = about("sizes that they were at")
-    prior: str = about("where what was not measured is taken from")
-    line_share: float | None = about(
-        "share of a straight line in what is predicted, by how well it predicted the reports; the rest is the "
-        "step-time form's",
-        default=None,
-    )
-    policy: str = about("what the batches are chosen by")
-    covers: float = about("share of cases expected within an interval", default=COVERS)
-    samples_left: float | None = about("until its training ends; not known where its script does not say that")
-    input_wait_share: float | None = about("share of a step that waits for input, last report")
-    sizes: tuple[PredictedSize, ...]
-
-
-@record
-class ProgramErrors:
-    """How good predictions of sizes never measured were, of one program on one kind of GPU."""
-
-    program: str = about("user and script", Column("Program"))
-    gpu_type: str = about("kind of GPU", Column("Type"))
-    predictions: int = about("resizes to sizes that had not been measured, and were then", Column("Predictions"))
-    error: float = about("median of their relative errors", Column("Error", form=share))
-    bias: float = about(
-        "median of predicted against observed: 0.1 is a tenth too much", Column("Bias", form="{:+.0%}".format)
-    )
-    covered: float = about("share of what was observed within the intervals of 80%", Column("Covered", form=share))
-    at: float = about("the last one", Column("LastAt", "LAST_AT", form=moment))
-    gpus: int = about("GPUs of the last one", Column("LastGPUs", "LAST_GPUS"))
-    predicted: float = about("samples/s predicted, the last time", Column("Predicted", form=_number))
-    observed: float = about("samples/s observed, the last time", Column("LastObserved", "OBSERVED", form=_number))
-
-
-@record
-class PredictionErrors:
-    """How good the last predictions were, by program."""
-
-    now: float
-    programs: tuple[ProgramErrors, ...]
-    predictions: int
-    error: float | None = about("over all of them")
-    covered: float | None = about("over all of them")
 
 
 def prediction_errors(store: Store, viewer: Viewer, now: float) -> PredictionErrors:

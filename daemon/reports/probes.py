@@ -8,43 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from slurm_elastic.protocol.answers.record import made_from
 from slurm_elastic.protocol.messages import Tried
-
-from ..text.cells import moment, number
-from .record import Column, about, made_from, record
 
 if TYPE_CHECKING:
     from slurm_elastic.db.store import Store
 
     from .common import Viewer
-
-
-@record
-class Finding:
-    """One thing that was tried of a site's Slurm."""
-
-    partition: str = about("where", Column("Partition"))
-    user: str = about("for whose jobs it counts; empty: for everybody's", Column("User"))
-    at: float = about("when", Column("Time", form=moment))
-    name: str = about("its name", Column("Name", "TRIED"))
-    outcome: str = about("works, refused or not tried", Column("Outcome"))
-    seconds: float | None = about("how long it took", Column("Seconds", form=number(2)))
-    said: str = about("what was seen, or why not, in the words of Slurm or the site", Column("Said", "WHAT_WAS_SEEN"))
-
-
-@record
-class Findings:
-    """All that is remembered and that the caller may see."""
-
-    findings: tuple[Finding, ...]
-    settings: tuple[str, ...] = about("lines for selasticd.toml and for requests that follow", default=())
-
-
-@record
-class Remembered:
-    """For whose jobs selasticd uses a probe from now on; empty: for everybody's."""
-
-    user: str
+from slurm_elastic.protocol.answers.probes import Finding, Findings
 
 
 def findings(partition: str, user: str, at: float, tried: Iterable[Tried]) -> tuple[Finding, ...]:

@@ -12,15 +12,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol import request as elastic_request
+from slurm_elastic.protocol.answers.evidence import Evidence
+from slurm_elastic.protocol.answers.record import made_from, read
 from slurm_elastic.protocol.errors import RequestError
 
-from .acct import Allocation, acct
+from .acct import acct
 from .common import Viewer, may_see
-from .evidence import Evidence
-from .explain import Measurement, observed
-from .fairness.window import Fairness, Served, Speeds, Window
-from .record import about, made_from, read, record
-from .status import JobStatus, job_row
+from .explain import observed
+from .fairness.window import Served, Speeds, Window
+from .status import job_row
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import DecisionRow, JobRow, ObservationRow
@@ -28,52 +28,10 @@ if TYPE_CHECKING:
 
     from ..optimizer.models.prior import Prior
     from ..optimizer.models.throughput import ThroughputModel
+from slurm_elastic.protocol.answers.usage import CapacityPoint, CurvePoint, Usage, UsageJob
 
 MOST_POINTS = 48
 """Sizes at which a curve is given."""
-
-
-@record
-class CurvePoint:
-    """The model's throughput at one size."""
-
-    gpus: int
-    nodes: int
-    batch: int
-    samples_per_s: float
-    uncertainty: float = about("relative 1-sigma")
-
-
-@record
-class UsageJob(JobStatus):
-    """A job with what was measured of it, and the model of that."""
-
-    measured: tuple[Measurement, ...]
-    curve: tuple[CurvePoint, ...] = about("at as many samples per GPU as were measured last; empty without a model")
-    rho: float | None = about(
-        "from submission to end, or until now, by the time alone on an equal part of the GPUs", default=None
-    )
-
-
-@record
-class CapacityPoint:
-    """GPUs that elastic jobs might hold, from a moment on."""
-
-    at: float
-    gpus: float
-
-
-@record
-class Usage:
-    """How jobs have gone over a window."""
-
-    now: float
-    start: float
-    end: float
-    jobs: tuple[UsageJob, ...]
-    allocations: tuple[Allocation, ...] = about("those of the jobs that touch the window")
-    capacity: tuple[CapacityPoint, ...]
-    fairness: Fairness | None = about("of all jobs, whoever asks; None: not known, or of named jobs", default=None)
 
 
 def usage(

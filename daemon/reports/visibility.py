@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from slurm_elastic.protocol.answers.evidence import Alternative, Evidence, OtherMove, RoomFor
+from slurm_elastic.protocol.answers.record import redacted
+
 from .common import Viewer, may_see
-from .evidence import Alternative, Evidence, OtherMove, RoomFor
-from .record import redacted
 
 if TYPE_CHECKING:
     from slurm_elastic.db.store import Store

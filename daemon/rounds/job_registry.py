@@ -16,13 +16,13 @@ from dataclasses import replace
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import JobRow
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.answers.record import made_from
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.request import find
+from slurm_elastic.protocol.text.reasons import Reason
 
 from ..capacity.roster import ElasticJob, Known, Roster, Scope, sort_jobs
-from ..reports.record import made_from
 from ..slurm.model import Job, Snapshot
-from ..text.reasons import Reason
 from .held_pieces import held_pieces
 from .settings import RoundSettings
 

@@ -15,6 +15,9 @@ from typing import Any
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import REQUEUE, CheckpointRow, DecisionRow, ResizeRow
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.answers.by_route import Health, ModelsInUse
+from slurm_elastic.protocol.answers.history import PlanNote
+from slurm_elastic.protocol.answers.record import read
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.event_kind import EventKind
@@ -39,9 +42,6 @@ from ..models.priors import program_of
 from ..optimizer.models.prior import Prior
 from ..planner import fixed_targets
 from ..prediction.sizes import Basis
-from ..reports.answers import Health, ModelsInUse
-from ..reports.history import PlanNote
-from ..reports.record import read
 from ..rounds.held_pieces import held_pieces
 from ..rounds.job_registry import JobRegistry
 from ..rounds.loop import Rounds

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 
-from ..reports.record import Column, about, columns, record
-from ..text.cells import number
-from ..text.tables import lines
-from ..text.times import elapsed
+from slurm_elastic.protocol.answers.record import Column, about, columns, record
+from slurm_elastic.protocol.text.cells import number
+from slurm_elastic.protocol.text.tables import lines
+from slurm_elastic.protocol.text.times import elapsed
+
 from .engine import Outcome
 from .fairness import served
 from .jobs import SimulatedJob

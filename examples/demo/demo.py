@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.daemon.reports.history import one_line
 from slurm_elastic.daemon.sandbox.config import SandboxSpec
 from slurm_elastic.daemon.sandbox.lifecycle import Sandbox
-from slurm_elastic.daemon.text.reasons import Reason
+from slurm_elastic.protocol.answers.history import one_line
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import ElasticError
 from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.text.reasons import Reason
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1] / "tests" / "support"))  # what the tests have, too

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import sample_history
 
+from slurm_elastic.client import main
 from slurm_elastic.daemon import reports
-from slurm_elastic.daemon.cli import main
 from slurm_elastic.daemon.html.report_page import page
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.db.store import Store

@@ -61,7 +61,7 @@ def test_a_users_daemon_is_reached_from_other_hosts(far: Sandbox, monkeypatch: p
         assert selasticd.client().url == f"http://{HERE}:{selasticd.port}"
         job = selasticd.submit("-N1", "--gres=gpu:a100:4", user=None)
         selasticd.settles_at(job, 12, 120)
-        command = [*INSIDE, sys.executable, "-m", "slurm_elastic.daemon.cli.main", "status", "-n", "-o", "jobid,gpus"]
+        command = [*INSIDE, sys.executable, "-m", "slurm_elastic.client.main", "status", "-n", "-o", "jobid,gpus"]
         env = {
             "PYTHONPATH": str(ROOT / "packaging/namespace"),
             "PATH": "/usr/bin:/bin",

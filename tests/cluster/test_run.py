@@ -70,7 +70,7 @@ def test_srun_in_front(start: Callable[..., TrainingJob]) -> None:
     in which the job was asked for counts for none of them, though a batch script has its variables."""
     lines = (
         "srun -n2 -N1 {run} || echo refused with $?",
-        f"srun -n2 -N1 {sys.executable} -m slurm_elastic.daemon.cli.main rehearse train.py || echo rehearsed with $?",
+        f"srun -n2 -N1 {sys.executable} -m slurm_elastic.client.main rehearse train.py || echo rehearsed with $?",
         "srun -N2 {run} || echo refused with $?",
         "run='{run}'; ${{run/--audit/--dry-run --audit}} && echo not refused for $SLURM_STEP_NUM_TASKS of another step",
         "exec srun -N1 -n1 {run}",

@@ -222,7 +222,7 @@ def test_ordinary_user_is_told_to_use_sudo(sandbox: Sandbox, everyones_copy: Pat
     absent = f"no-root-{os.getpid()}"
     for word, name in (("up", absent), ("down", sandbox.entry.name)):
         # The system's Python: a user may execute it, unlike perhaps the one that runs the tests.
-        command = ["/usr/bin/python3", "-B", "-m", "slurm_elastic.daemon.cli.main", "sandbox", word]
+        command = ["/usr/bin/python3", "-B", "-m", "slurm_elastic.client.main", "sandbox", word]
         command += ["--name", name]
         told = subprocess.run(
             ["setpriv", "--reuid=games", "--regid=games", "--clear-groups", *command],

@@ -19,14 +19,14 @@ from slurm_elastic.daemon.api.app import Application
 from slurm_elastic.daemon.api.auth import Authenticator, Unauthenticated
 from slurm_elastic.daemon.models.priors import SHIPPED
 from slurm_elastic.daemon.prediction.sizes import Basis
-from slurm_elastic.daemon.reports.answers import Health
 from slurm_elastic.daemon.reports.common import Viewer
-from slurm_elastic.daemon.reports.history import PlanNote
 from slurm_elastic.daemon.selasticd.listeners import unix_listener
 from slurm_elastic.daemon.selasticd.main import DaemonServer
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.selasticd.systemd import Notifier
 from slurm_elastic.db.rows import DecisionRow, JobRow
+from slurm_elastic.protocol.answers.by_route import Health
+from slurm_elastic.protocol.answers.history import PlanNote
 from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.request_proof import JobKey
 from slurm_elastic.protocol.codec import VERSION, to_json

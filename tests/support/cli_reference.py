@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator
 
-from slurm_elastic.daemon.cli import parser as selastic
+from slurm_elastic.client import parser as selastic
 from slurm_elastic.daemon.selasticd.main import parser as selasticd
 
 OPENING = """# Commands

@@ -13,16 +13,16 @@ import pytest
 import uvicorn
 from api_harness import WellRounds
 
+from slurm_elastic.client import main
 from slurm_elastic.daemon.api.app import create_app
-from slurm_elastic.daemon.cli import main
 from slurm_elastic.daemon.models.priors import SHIPPED
 from slurm_elastic.daemon.prediction.sizes import Basis
-from slurm_elastic.daemon.reports.answers import Health, ModelsInUse
 from slurm_elastic.daemon.reports.common import Viewer
-from slurm_elastic.daemon.reports.history import PlanNote
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.answers.by_route import Health, ModelsInUse
+from slurm_elastic.protocol.answers.history import PlanNote
 from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.shared_secret import Verifier
 

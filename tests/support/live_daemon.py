@@ -182,7 +182,7 @@ class Selasticd:
 
     def selastic(self, *words: str) -> subprocess.CompletedProcess[str]:
         """The real command line, as the user of the tests."""
-        command = [sys.executable, "-m", "slurm_elastic.daemon.cli.main", *words]
+        command = [sys.executable, "-m", "slurm_elastic.client.main", *words]
         env = {**os.environ, "PYTHONPATH": str(ROOT / "packaging/namespace")}
         return subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=60)
 

@@ -49,7 +49,7 @@ def to_json(message):
 
 def next_build(folder: Path) -> Path:
     """Make it in this folder; the answer is its PYTHONPATH."""
-    for name in ("protocol", "trainer_shim", "daemon", "db"):
+    for name in ("protocol", "client", "trainer_shim", "daemon", "db"):
         shutil.copytree(
             ROOT / name, folder / "slurm_elastic" / name, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True
         )

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurm_elastic.daemon.cli import main as selastic
+from slurm_elastic.client import main as selastic
 from slurm_elastic.daemon.probe import checks as checks
 from slurm_elastic.daemon.probe import command as command
 from slurm_elastic.daemon.probe import findings as findings

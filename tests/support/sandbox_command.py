@@ -14,7 +14,7 @@ NAMESPACE = SUPPORT.parents[1] / "packaging" / "namespace"
 def sandbox_command(*words: str) -> subprocess.CompletedProcess[str]:
     """Run it to its end, within two minutes, whatever its exit status."""
     return subprocess.run(
-        [sys.executable, "-m", "slurm_elastic.daemon.cli.main", "sandbox", *words],
+        [sys.executable, "-m", "slurm_elastic.client.main", "sandbox", *words],
         capture_output=True,
         text=True,
         timeout=120,

@@ -10,12 +10,11 @@ import argparse
 import json
 from pathlib import Path
 
+from slurm_elastic.protocol.answers.by_route import Health
+from slurm_elastic.protocol.answers.record import read
 from slurm_elastic.protocol.api import routes
 from slurm_elastic.protocol.errors import ElasticError
-
-from ...reports.answers import Health
-from ...reports.record import read
-from ...text.times import format_time
+from slurm_elastic.protocol.text.times import format_time
 
 DEFAULT_FILE = Path("/etc/slurm-elastic/selasticd.toml")
 ASK_S = 2.0

@@ -13,12 +13,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from slurm_elastic.client import options
+from slurm_elastic.protocol.answers.usage import Usage
 from slurm_elastic.protocol.api.routes import WindowQuery
 from slurm_elastic.protocol.errors import ConfigError, ElasticError
 
 from ...html import figures
-from ...reports.usage import Usage
-from .. import options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

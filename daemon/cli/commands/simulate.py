@@ -253,9 +253,10 @@ def _document(
 
 def _print_jobs(outcomes: list[Outcome]) -> None:
     """A line per job and policy, by job: how each policy treated it is shown in lines below each other."""
-    from ...reports.record import columns
+    from slurm_elastic.protocol.answers.record import columns
+    from slurm_elastic.protocol.text.tables import lines
+
     from ...simulator.metrics import JobOutcome, per_job
-    from ...text.tables import lines
 
     jobs = [job for outcome in outcomes for job in per_job(outcome)]
     order = {job.job_id: index for index, job in reversed(list(enumerate(jobs)))}

@@ -7,12 +7,12 @@ from functools import cached_property, lru_cache
 
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.request import ElasticRequest
+from slurm_elastic.protocol.text.reasons import Reason
 
 from ...capacity.shrink_options import Unit
 from ...mechanisms.base import pause_s
 from ...optimizer.job_view import JobView
 from ...optimizer.models import goodput
-from ...text.reasons import Reason
 from ..moves import Move, TargetSize
 from ..running.job import RunningJob
 from ..running.sizes import batches

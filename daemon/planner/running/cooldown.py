@@ -8,8 +8,8 @@ from math import inf
 from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
+from slurm_elastic.protocol.text.reasons import Reason
 
-from ...text.reasons import Reason
 from ..settings import PlannerSettings
 from .state import JobState
 

@@ -8,13 +8,13 @@ from slurm_elastic.db.rows import InUse, ResizeRow
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.request import ElasticRequest
 from slurm_elastic.protocol.resize_state import ResizeState
+from slurm_elastic.protocol.text.reasons import Reason
 
 from ...capacity.ledger import Amount, per_node
 from ...capacity.roster import ElasticJob
 from ...capacity.shrink_options import Unit, units_of, without
 from ...mechanisms import registry
 from ...slurm.site import Site
-from ...text.reasons import Reason
 from ..settings import PlannerSettings
 from .cooldown import Rest, cooled, rested
 from .job import RunningJob

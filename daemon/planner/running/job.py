@@ -10,6 +10,7 @@ from math import inf
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.records import record
+from slurm_elastic.protocol.text.reasons import Reason
 
 from ...actions.refusals import Refusal
 from ...capacity.ledger import Amount, per_node
@@ -17,7 +18,6 @@ from ...capacity.roster import ElasticJob
 from ...capacity.shrink_options import ShrinkableJob, with_growth
 from ...mechanisms import registry
 from ...slurm.site import Site
-from ...text.reasons import Reason
 from .sizes import sizes
 from .state import JobState
 

@@ -9,10 +9,10 @@ from operator import attrgetter
 from slurm_elastic.db.rows import InUse, ObservationRow, ResizeRow
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.records import record
+from slurm_elastic.protocol.text.reasons import Reason
 
 from ...actions.refusals import Refusal
 from ...optimizer.job_view import Model
-from ...text.reasons import Reason
 from .reports import Remaining, trusted_noise
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol import request as elastic_request
+from slurm_elastic.protocol.answers.usage import Fairness
 from slurm_elastic.protocol.errors import RequestError
 
-from ..record import about, record
 from .division import Division, Presence, Sharer, groups_of, looks
 
 if TYPE_CHECKING:
@@ -22,19 +22,6 @@ if TYPE_CHECKING:
 
 Speeds = Sequence[tuple[int, float]]
 """(GPUs, samples a second) in ascending order; empty: not known."""
-
-
-@record
-class Fairness:
-    """How evenly those were served whose elastic jobs shared the GPUs; None: not known."""
-
-    between: str = about("account or user: whose jobs are compared")
-    groups: int = about("how many of them had jobs")
-    jain: float | None = about("Jain's index of the progress got by that of an equal division: 1 is even")
-    jain_gpus: float | None = about("the same of GPUs")
-    ended: int = about("jobs that ended in the window, with a model of their speed: those that rho is of")
-    rho_mean: float | None = about("from submission to end, by the time alone on an equal part of the GPUs")
-    rho_worst: float | None = about("the same of the job with the largest")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.resize_state import ResizeState
+from slurm_elastic.protocol.text.reasons import Reason
 
 from ...actions.action import Action, Begin, Close
 from ...actions.subject import QUEUE, Subject
@@ -25,7 +26,6 @@ from ...planner import Inputs, Plan, plan_round
 from ...planner.memory import Memory
 from ...planner.running.job import RunningJob
 from ...planner.settings import PLAN
-from ...text.reasons import Reason
 from ..base import ACT, Note, Observation, Proposal, Row, Service
 from .nonstarters import Nonstarters
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-TOPS = ("protocol", "trainer_shim", "db", "daemon")
+TOPS = ("protocol", "client", "trainer_shim", "db", "daemon")
 MOST = 14
 """Modules in one folder."""
 

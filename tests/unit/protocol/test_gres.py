@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.daemon.cli.commands.sbatch import starting_gpus
+from slurm_elastic.client.commands.sbatch import starting_gpus
 from slurm_elastic.daemon.slurm.model import Size
 from slurm_elastic.daemon.slurm.pending_resize import asked_size, size_words
 from slurm_elastic.protocol.gres import gres_gpus

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
-    "imported", ["trainer_shim", "trainer_shim.supervisor.cli", "daemon.cli.main", "protocol.messages"]
+    "imported", ["trainer_shim", "trainer_shim.supervisor.cli", "client.main", "protocol.messages"]
 )
 def test_a_python_that_is_too_old_is_named_in_one_sentence(imported: str) -> None:
     """Not by a traceback from the middle of some module."""

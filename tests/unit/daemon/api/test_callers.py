@@ -27,11 +27,11 @@ from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.api.auth import Authenticator, SlurmRoles
 from slurm_elastic.daemon.reports.common import Viewer
-from slurm_elastic.daemon.reports.history import PlanTable
 from slurm_elastic.daemon.selasticd.listeners import AddressUnusable, shows_all_uids, unix_listener
 from slurm_elastic.daemon.selasticd.main import DaemonServer
 from slurm_elastic.daemon.selasticd.settings import Settings, check
 from slurm_elastic.db.rows import DecisionRow
+from slurm_elastic.protocol.answers.history import PlanTable
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, NotFound, SlurmUnreachable
 

@@ -20,12 +20,12 @@ from schemathesis.specs.openapi.checks import negative_data_rejection
 
 from slurm_elastic.daemon.api import openapi
 from slurm_elastic.daemon.api.app import create_app
-from slurm_elastic.daemon.reports.answers import ANSWERS
-from slurm_elastic.daemon.reports.evidence import Evidence
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import messages
+from slurm_elastic.protocol.answers.by_route import ANSWERS
+from slurm_elastic.protocol.answers.evidence import Evidence
 from slurm_elastic.protocol.api.routes import ROUTES
 
 EXAMPLES = int(os.environ.get("SELASTIC_API_EXAMPLES", "12"))

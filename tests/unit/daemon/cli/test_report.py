@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import sample_history
 
+from slurm_elastic.client import main, options
+from slurm_elastic.client.commands import review
 from slurm_elastic.daemon import reports
-from slurm_elastic.daemon.cli import main, options
-from slurm_elastic.daemon.cli.commands import review
 from slurm_elastic.daemon.models.cache import observation
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.throughput import fit
-from slurm_elastic.daemon.reports.review import Review, WaitingReview
-from slurm_elastic.daemon.reports.usage import CurvePoint, Usage
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.answers.review import Review, WaitingReview
+from slurm_elastic.protocol.answers.usage import CurvePoint, Usage
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.api.routes import WindowQuery
 from slurm_elastic.protocol.errors import ElasticError

@@ -18,11 +18,11 @@ from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.html import charts, figures, report_charts, report_page
 from slurm_elastic.daemon.html.report_page import page
 from slurm_elastic.daemon.html.stretches import clipped, used
-from slurm_elastic.daemon.reports.acct import Allocation
 from slurm_elastic.daemon.reports.fairness.window import Fairness
-from slurm_elastic.daemon.reports.record import read
-from slurm_elastic.daemon.reports.usage import CapacityPoint, Usage
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.answers.acct import Allocation
+from slurm_elastic.protocol.answers.record import read
+from slurm_elastic.protocol.answers.usage import CapacityPoint, Usage
 
 SVG = "{http://www.w3.org/2000/svg}"
 ALLOCATION = read(

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from sample_history import ALICE, BOB, END, acted, rate
 
-from slurm_elastic.daemon.cli.commands.predict import summary
+from slurm_elastic.client.commands.predict import summary
 from slurm_elastic.daemon.models.priors import SHIPPED
 from slurm_elastic.daemon.prediction.answer import predict
 from slurm_elastic.daemon.prediction.sizes import Basis
 from slurm_elastic.daemon.reports.common import Viewer
-from slurm_elastic.daemon.reports.predict import Prediction
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.answers.predict import Prediction
 from slurm_elastic.protocol.api.routes import PredictQuery
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 

@@ -7,7 +7,7 @@ from plan_cases import NOW, World, seen
 from slurm_elastic.daemon.models.priors import SHIPPED
 from slurm_elastic.daemon.planner.running.eligibility import running_job
 from slurm_elastic.daemon.prediction.sizes import Basis, Measured, listed, model_of, predicted
-from slurm_elastic.daemon.reports.predict import PredictedSize
+from slurm_elastic.protocol.answers.predict import PredictedSize
 from slurm_elastic.protocol.request import parse
 
 REQUEST = "elastic:gpus=2-16,batch=240-256"

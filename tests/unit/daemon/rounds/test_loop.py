@@ -15,16 +15,16 @@ import pytest
 from daemon_harness import REQUEST, Supervisor, World
 from fake_slurm import Component, FakeClient
 
+from slurm_elastic.client.explanation.command import render
 from slurm_elastic.daemon import reports
-from slurm_elastic.daemon.cli.explanation.command import render
 from slurm_elastic.daemon.optimizer.errors import PolicyFailed
 from slurm_elastic.daemon.optimizer.policies import POLICIES, Policy
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.slurm.model import Job, Snapshot
-from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import ProbeRow
 from slurm_elastic.protocol.errors import SlurmRefused
 from slurm_elastic.protocol.messages import Report, Tried
+from slurm_elastic.protocol.text.reasons import Reason
 
 
 @pytest.fixture

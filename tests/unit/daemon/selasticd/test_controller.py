@@ -11,13 +11,14 @@ import pytest
 from daemon_harness import REQUEST, USER, World
 from fake_slurm import Component
 
+from slurm_elastic.client.explanation.sections import checkpoints, next_steps
 from slurm_elastic.daemon.api.metrics import Metrics
-from slurm_elastic.daemon.cli.explanation.sections import checkpoints, next_steps
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.reports.explain import explain
-from slurm_elastic.daemon.reports.record import columns
-from slurm_elastic.daemon.reports.status import JobStatus, status
+from slurm_elastic.daemon.reports.status import status
 from slurm_elastic.daemon.selasticd.settings import Settings
+from slurm_elastic.protocol.answers.record import columns
+from slurm_elastic.protocol.answers.status import JobStatus
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.messages import CHECKPOINTED, ENDING, Grant, Phase, Piece, Registration, Resize, Unreached

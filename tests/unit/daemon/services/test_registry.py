@@ -12,7 +12,6 @@ from daemon_harness import World
 
 from slurm_elastic.daemon.actions.action import Act, Action, SlurmWrites
 from slurm_elastic.daemon.actions.subject import QUEUE, Subject
-from slurm_elastic.daemon.reports.history import PlanNote
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.services import registry
 from slurm_elastic.daemon.services.base import ACT, OFF, REVIEW, Note, Observation, Proposal, Row, Service
@@ -20,6 +19,7 @@ from slurm_elastic.daemon.simulator.elastic import Elastic
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings, prepare
 from slurm_elastic.daemon.simulator.traces.formats import TraceJob
 from slurm_elastic.daemon.slurm.site import Site
+from slurm_elastic.protocol.answers.history import PlanNote
 from slurm_elastic.protocol.errors import ConfigError
 from slurm_elastic.protocol.event_kind import EventKind
 

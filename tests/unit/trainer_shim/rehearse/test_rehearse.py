@@ -246,7 +246,7 @@ def rehearsed(folder: Path, script: str, *words: str, **more: str) -> tuple[int,
     """The exit code and the table."""
     (folder / "train.py").write_text(script)
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SELASTIC"))}
-    command = [sys.executable, "-m", "slurm_elastic.daemon.cli.main", "rehearse", *words, "train.py"]
+    command = [sys.executable, "-m", "slurm_elastic.client.main", "rehearse", *words, "train.py"]
     env = {**inherited, "PYTHONPATH": f"{folder}:{NAMESPACE}", "TMPDIR": str(folder), **more}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False)
     return done.returncode, done.stdout + done.stderr
@@ -370,7 +370,7 @@ def test_our_examples_hold(tmp_path: Path, name: str) -> None:
 def test_what_convert_has_made_holds(tmp_path: Path, name: str) -> None:
     """As it is."""
     pytest.importorskip("libcst")
-    from slurm_elastic.daemon.cli.conversion.rewriting import converted
+    from slurm_elastic.client.conversion.rewriting import converted
 
     place = ROOT / "tests" / "support" / "convert_zoo" / f"{name}.py"
     script = f"import sys\nsys.argv += {CONVERTED[name]}\n" + converted(place.read_text(), place)[0]

@@ -1,0 +1,308 @@
+"""The command line against the real API over a real socket, on the story's store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from live_api import Daemon, Run
+
+from slurm_elastic.client import options
+from slurm_elastic.daemon.reports.common import Viewer
+from slurm_elastic.db.clock import steady_now
+from slurm_elastic.db.rows import PredictionRow
+from slurm_elastic.protocol.answers.probes import Remembered
+from slurm_elastic.protocol.api import routes
+from slurm_elastic.protocol.api.client import Client
+from slurm_elastic.protocol.errors import ElasticError
+from slurm_elastic.protocol.messages import Probed, Tried, Unreached
+
+
+def test_status_shows_my_jobs(daemon: Daemon, run: Run) -> None:
+    """A user sees the own jobs, with squeue's header, in columns."""
+    status, out, _ = run("status")
+    header, *rows = out.splitlines()
+    assert status == 0
+    assert header.split() == [
+        *("JOBID", "PARTITION", "NAME", "USER", "ST", "TIME", "NODES", "GPUS", "TARGET"),
+        *("MIN-MAX", "BATCH", "SAMPLES/S", "SPEEDUP", "REASON"),
+    ]
+    assert [row.split()[0] for row in rows] == ["1207", "1215", "1221"]
+    assert rows[1].split()[6:] == ["1", "2", "2", "1-8", "256", "496", "1.92", "keep_cooldown"]
+    assert rows[0].split()[8] == "4*"
+
+
+@pytest.mark.parametrize(
+    ("words", "jobs"),
+    [
+        (["-a"], ["1207", "1215", "1218", "1220", "1221"]),
+        (["-j", "1215,1218"], ["1215", "1218"]),
+        (["-u", "alice"], ["1207", "1215", "1221"]),
+        (["-u", "bob"], []),
+        (["-a", "-s", "PD"], ["1218"]),
+        (["-s", "running", "-A", "physics", "-r", "gpu"], ["1207", "1215", "1221"]),
+        (["-A", "chemistry"], []),
+    ],
+)
+def test_status_filters(words: list[str], jobs: list[str], daemon: Daemon, run: Run) -> None:
+    """sacct's letters choose jobs; another user's hidden facts match no filter."""
+    status, out, _ = run("status", "-nP", "-o", "jobid", *words)
+    assert (status, out.split()) == (0, jobs)
+
+
+def test_status_shows_what_stands_still(daemon: Daemon, run: Run) -> None:
+    """--stalled: those jobs only, and for how long."""
+    daemon.store.allocations.stall(1215, steady_now() - 3000)
+    status, out, _ = run("status", "--stalled", "-nP", "-o", "jobid,samples/s,stalled")
+    assert status == 0 and out.startswith("1215|0.00|50:") and out.count("\n") == 1
+
+
+def test_root_sees_everybody_with_names(daemon: Daemon, run: Run) -> None:
+    """Without -a an admin who is root sees all jobs, as with sacct."""
+    daemon.caller.viewer = Viewer(0, admin=True)
+    _, out, _ = run("status", "-nP", "-o", "jobid,user,st,name")
+    assert "1218|bob|PD|secret" in out.splitlines()
+
+
+def test_json_has_every_field(daemon: Daemon, run: Run) -> None:
+    """--json gives the daemon's rows, unrounded and with null for what is not known."""
+    _, out, _ = run("status", "--json")
+    rows = {row["job_id"]: row for row in json.loads(out)["jobs"]}
+    assert rows[1215]["speedup"] == 1.922
+    assert rows[1221]["samples_per_s"] is None
+
+
+def test_acct_shows_a_row_per_size(daemon: Daemon, run: Run) -> None:
+    """Start, GPUs, steps, samples, GPU-hours, pause and reason of each size, underlined as by sacct."""
+    fields = "jobid,state,start,elapsed,gpus,nodes,batch,steps,samples,samples/s,gpuhours,pause,reason"
+    status, out, _ = run("acct", "-j", "1215", "-o", fields)
+    _, rule, first, second = out.splitlines()
+    assert status == 0
+    assert set(rule) == {"-", " "}
+    assert first.split() == [
+        *("1215", "RESIZED", "2026-11-20T13:00:05", "00:20:36", "4", "2", "512"),
+        *("1850", "947200", "766", "1.37", "-", "-"),
+    ]
+    assert second.split()[:3] == ["1215", "RUNNING", "2026-11-20T13:20:41"]
+    assert second.split()[-2:] == ["0.80", "shrink_for_job"]
+
+
+@pytest.mark.parametrize(
+    ("words", "jobs"),
+    [
+        (["-S", "2026-11-20", "-E", "2026-11-20T12:00"], ["1210"]),
+        (["-S", "2026-11-20T12:00", "-E", "2026-11-20T13:10"], ["1207", "1215"]),
+        (["-S", "2026-11-20T09:00", "-X"], ["1207", "1210", "1215"]),
+        (["-S", "2026-11-20T09:00", "-s", "CD"], ["1210"]),
+        (["-S", "2026-11-20T09:00", "-u", "bob"], []),
+    ],
+)
+def test_acct_filters_by_time_user_and_state(words: list[str], jobs: list[str], daemon: Daemon, run: Run) -> None:
+    """-S and -E keep the sizes that touch that time; -X gives one row per job."""
+    status, out, _ = run("acct", "-nP", "-o", "jobid", *words)
+    assert (status, out.split()) == (0, jobs)
+
+
+def test_acct_per_job_adds_up(daemon: Daemon, run: Run) -> None:
+    """-X starts with the first size and sums steps, samples and pause over all of them."""
+    _, out, _ = run("acct", "-j", "1215", "-X", "--json")
+    (row,) = json.loads(out)["allocations"]
+    sizes = json.loads(run("acct", "-j", "1215", "--json")[1])["allocations"]
+    assert (row["start"], row["gpus"]) == (sizes[0]["start"], 2)
+    for key in ("steps", "samples", "gpu_hours", "pause_s"):
+        assert row[key] == pytest.approx(sum(size[key] for size in sizes), rel=1e-3)
+    assert row["samples_per_s"] == pytest.approx(row["samples"] / row["elapsed_s"])
+
+
+@pytest.mark.parametrize("command", ["status", "acct", "plan"])
+def test_a_job_that_is_not_known_is_said(command: str, daemon: Daemon, run: Run) -> None:
+    """A mistyped id ends with 1 and its sentence; with others known, after their rows and in any form."""
+    status, out, err = run(command, "-j", "99")
+    assert (status, out) == (1, "")
+    assert err.startswith("selastic: job 99 is not known to selasticd: ")
+    assert "(--comment=elastic:gpus=MIN-MAX,batch=MIN-MAX)" in err and err.endswith("(try again in a few seconds)\n")
+    for form in (["-nP", "-o", "jobid"], ["--json"]):
+        status, out, err = run(command, "-j", "99,1215,98", *form)
+        assert (status, "1215" in out) == (1, True)
+        assert err.startswith("selastic: jobs 98, 99 are not known to selasticd: ")
+
+
+def test_a_job_that_is_known_without_a_row_is_no_error(daemon: Daemon, run: Run) -> None:
+    """A job that has ended has a row of status when it is named; a waiting one has no size in acct, and that is fine;
+    a filter that leaves a known job out is no unknown job."""
+    assert run("status", "-nP", "-o", "jobid,state", "-j", "1210,1215") == (0, "1210|COMPLETED\n1215|RUNNING\n", "")
+    assert run("acct", "-nP", "-j", "1218") == (0, "", "")
+    assert run("plan", "-nP", "-j", "1210") == (0, "", "")
+    assert run("status", "-nP", "-j", "1215", "-s", "PD") == (0, "", "")
+
+
+def test_plan_as_json_has_the_rows_of_the_table(daemon: Daemon, run: Run) -> None:
+    """-j, -a and the default to one's own jobs choose the same jobs in every form."""
+
+    def jobs(*words: str) -> list[int]:
+        return [row["job_id"] for row in json.loads(run("plan", "--json", *words)[1])["jobs"]]
+
+    assert jobs() == [1207, 1215]
+    assert jobs("-a") == [1207, 1215, 1218]
+    assert jobs("-j", "1215") == [1215]
+    assert jobs("--dry-run", "-j", "1207") == [1207]
+
+
+def test_explain_events_plan_and_top(daemon: Daemon, run: Run) -> None:
+    """The remaining views answer over the same socket."""
+    assert run("explain", "1215")[1].startswith("Job 1215 shrank from 4 to 2 GPUs at ")
+    assert json.loads(run("explain", "1215", "--json")[1])["last_resize"]["gpus_to"] == 2
+    status, out, _ = run("events", "1215", "-n", "-o", "kind,who,detail")
+    assert (status, out.splitlines()[1].split()) == (0, ["resize_running", "supervisor", "generation=2", "pause_s=0.8"])
+    assert run("plan")[1].splitlines()[-1] == "1 of 2 running jobs to be resized"
+    assert run("plan", "-a")[1].splitlines()[-1] == "1 of 2 running jobs to be resized, 1 waiting"
+    assert run("plan", "--dry-run", "-nP", "-o", "jobid,from,to")[1].splitlines() == ["1207|2|4", "1215|2|2"]
+    assert run("events", "0")[0] == 1 and run("events", "0")[2].endswith("shown to admins only\n")
+    daemon.caller.viewer = Viewer(1000, admin=True)
+    assert run("events", "0", "-n")[:2] == (0, "")
+    daemon.caller.viewer = Viewer(1000)
+    top = run("top", "--once")[1].splitlines()
+    assert "3 running on 4 GPUs, 0 waiting, 1 resizing" in top[0]
+    assert top[2].split()[0] == "JOBID"
+    over = run("top", "--once", "-j", "1210")[1].splitlines()
+    assert over[-1].split()[:5] == ["1210", "gpu", "old", "alice", "CD"]
+    status, out, err = run("top", "-j", "99")
+    assert (status, out) == (1, "") and "job 99 is not known to selasticd" in err
+
+
+def test_review_and_report_answer(daemon: Daemon, run: Run, tmp_path: Path) -> None:
+    """Both reach the daemon, show one's own jobs, and end with 1 for a job that is not known."""
+    status, out, _ = run("review", "-S", "2026-11-20", "-nP", "-o", "jobid,moves")
+    assert (status, out.splitlines()) == (0, ["1207|0", "1215|0"])
+    assert run("advise", "-S", "2026-11-20", "-nP", "-o", "jobid,moves") == (
+        *(status, out),
+        "selastic: 'advise' is 'review' now; the next release does not know the old name\n",
+    )
+    window = routes.WindowQuery(0.0, steady_now())
+    assert Client().call(routes.ADVICE, query=window) == Client().call(routes.REVIEW, query=window)
+    status, out, err = run("review", "-j", "99")
+    assert (status, out) == (1, "") and "job 99 is not known" in err
+    status, out, _ = run("report", "-S", "2026-11-20")
+    assert status == 0 and out.startswith("<!DOCTYPE html>") and "resnet" in out and "secret" not in out
+
+
+def test_explain_in_columns(daemon: Daemon, run: Run) -> None:
+    """A script takes the explanation apart with sacct's options; without them it is the text."""
+    status, out, _ = run("explain", "1215", "--parsable2", "--noheader")
+    assert status == 0
+    assert out.splitlines()[0].startswith("Outcome|Job 1215 shrank from 4 to 2 GPUs at ")
+    assert all(line.count("|") == 1 for line in out.splitlines())
+    header, first, *_ = run("explain", "1215", "--format=label%8")[1].splitlines()
+    assert (header, first) == (" " * 3 + "LABEL", " Outcome")
+    assert run("explain", "1215", "-p")[1].startswith("LABEL|TEXT|\n")
+    assert run("explain", "1215", "-n")[1] == run("explain", "1215")[1]
+    assert run("explain", "--helpformat")[1].split()[0] == "Label"
+
+
+def test_predict_in_every_form(daemon: Daemon, run: Run) -> None:
+    """A row for each size, below it what it is made from; a script gets the rows alone, or every field as JSON."""
+    status, out, _ = run("predict", "1215")
+    header, *rows = out.splitlines()
+    assert status == 0
+    assert header.split()[:4] == ["GPUS", "BATCH", "SAMPLES/S", "INTERVAL"]
+    assert [row.split()[0] for row in rows[:8]] == [str(gpus) for gpus in range(1, 9)]
+    assert rows[8].startswith("job 1215 trains on 2 GPUs at batch 256; predicted from 13 reports at 2 sizes, the rest")
+    status, out, _ = run("predict", "1215", "--gpus", "2:4", "-nP", "-o", "gpus,observed,atbatch")
+    assert (status, out) == (0, "2|496|256\n3||\n4|800|512\n")
+    answer = json.loads(run("predict", "1215", "--gpus", "4", "--json")[1])
+    assert (answer["job_id"], [size["gpus"] for size in answer["sizes"]]) == (1215, [4])
+    assert run("predict", "--helpformat")[1].split()[0] == "GPUs"
+
+
+def test_the_errors_of_predictions(daemon: Daemon, run: Run) -> None:
+    """A row for each program, their sum below; nothing to show is said; a job and --errors do not go together."""
+    assert run("predict", "--errors", "-n")[:2] == (0, "")
+    assert run("predict", "--errors")[1].splitlines()[-1].startswith("no job was resized to a size never measured")
+    said = PredictionRow(1215, 1.0, "alice:train.py", "h100", 4, 2, 512, 880.0, 0.2, 800.0)
+    daemon.store.outcomes.save_predictions([said])
+    status, out, _ = run("predict", "--errors", "-nP", "-o", "program,type,predictions,error,bias,covered")
+    assert (status, out) == (0, "alice:train.py|h100|1|10%|+10%|100%\n")
+    overall = run("predict", "--errors")[1].splitlines()[-1]
+    assert overall == "1 prediction: median error 10%; intervals of 80% held 100%"
+    refused = "selastic: predict takes a job or --errors; accepted: selastic predict JOB, selastic predict --errors\n"
+    for words in ([], ["1215", "--errors"]):
+        assert run("predict", *words)[::2] == (2, refused)
+
+
+def test_hosts_are_listed_and_cleared(daemon: Daemon, run: Run) -> None:
+    """A user sees the pairs that own jobs found out, with the time until when, and clears them, in any order."""
+    for user in ("alice", "alice", "alice", "bob"):
+        daemon.store.host_pairs.note(user, [Unreached("n2", "n3", "10.0.0.3")], steady_now())
+    status, out, _ = run("hosts", "-nP", "-o", "host,other,user,address,failures")
+    assert (status, out) == (0, "n2|n3|alice|n3 at 10.0.0.3|3\n")
+    assert "LEFT_OUT_UNTIL" in run("hosts")[1]
+    status, _, error = run("hosts", "--clear", "n2,n4")
+    assert status == 1 and "nothing is known against hosts n2 and n4" in error
+    assert run("hosts", "--clear", "n3,n2")[:2] == (0, "Hosts n2 and n3 may be put on one job again\n")
+    assert [pair.user for pair in daemon.store.host_pairs.all()] == ["bob"]
+    daemon.caller.viewer = Viewer(0, admin=True)
+    status, out, _ = run("hosts", "--clear", "n3", "--json")
+    assert status == 0 and [pair["user"] for pair in json.loads(out)["pairs"]] == ["bob"]
+    assert daemon.woken == ["hosts"] * 2
+    for wrong in ("", "n1,n1", "n1,n2,n3", "n1,"):
+        assert run("hosts", "--clear", wrong)[0] == 2
+
+
+def test_pin_and_unpin(daemon: Daemon, run: Run) -> None:
+    """A pin holds the size named or the one it has, reaches the store and wakes the daemon; unpin undoes it."""
+    assert run("pin", "1215")[:2] == (0, "Job 1215 is pinned to 2 GPUs; to let it go: selastic unpin 1215\n")
+    assert daemon.store.jobs.pinned(1215) == 2
+    assert run("pin", "1215", "4", "--json")[0] == 0
+    assert daemon.store.jobs.pinned(1215) == 4
+    assert run("unpin", "1215")[0] == 0
+    assert daemon.store.jobs.pinned(1215) is None
+    assert daemon.woken == ["pin"] * 3
+
+
+def test_probes_are_remembered_for_whom_they_count(daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An admin's for the site, a user's for that user's jobs; each sees the own ones and the site's."""
+    tried = (Tried("salloc", "refused", "use sbatch"), Tried("sbatch", "works", "on n1", 0.5))
+    daemon.caller.viewer = Viewer(0, admin=True)
+    assert options.ask(Remembered, message=Probed("gpu", tried)).user == ""
+    for uid in (2, 60):
+        daemon.caller.viewer = Viewer(uid)
+        assert options.ask(Remembered, message=Probed("gpu", tried[1:])).user == daemon.caller.viewer.name
+    status, out, _ = run("probe", "--show", "-nP", "-o", "partition,user,name,outcome,seconds,said")
+    assert (status, out.splitlines()) == (
+        0,
+        [
+            "gpu||salloc|refused||use sbatch",
+            "gpu||sbatch|works|0.5|on n1",
+            f"gpu|{daemon.caller.viewer.name}|sbatch|works|0.5|on n1",
+        ],
+    )
+    daemon.caller.viewer = Viewer(0, admin=True)
+    assert len(run("probe", "--show", "-n")[1].splitlines()) == 4
+    assert [event.kind for event in daemon.store.events.of(0)] == ["probed"] * 3
+    monkeypatch.setattr(options, "clock", lambda: steady_now() + 91 * 86400)
+    assert run("probe", "--show")[1].endswith(
+        "older than 90 days: salloc in gpu, sbatch in gpu; probe again, or --forget\n"
+    )
+    assert run("probe", "--forget", "-r", "gpu")[:2] == (
+        0,
+        "What was found for all jobs of partition gpu is forgotten\n",
+    )
+    assert {line.split("|")[1] for line in run("probe", "--show", "-nP")[1].splitlines()} == {
+        Viewer(2).name,
+        Viewer(60).name,
+    }
+    for wrong in (
+        Probed("p" * 256),
+        Probed("gpu", tried * 30),
+        Probed("gpu", (Tried("salloc", "refused", "x" * 2001),)),
+    ):
+        with pytest.raises(ElasticError, match="accepted: a partition's name"):
+            options.ask(Remembered, message=wrong)
+
+
+@pytest.mark.parametrize("words", [["--gres=gpu"], ["--gres=cpu:1"], ["--jobs=0"], ["--jobs=x"], ["--minutes=61"]])
+def test_what_a_probe_may_use_is_bounded(words: list[str], run: Run) -> None:
+    """Refused before Slurm is asked, with what is accepted."""
+    status, _, error = run("probe", *words)
+    assert status == 2 and "accepted: " in error
