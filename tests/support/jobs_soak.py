@@ -4,8 +4,9 @@ Promise: each job registers, reports, grows by a companion where there is room, 
 descriptors and threads of the process are measured behind a warm-up. Limit: the rounds, the planner, the controller and
 the store are the real ones, but in this process and on the in-memory Slurm: not the HTTP server, not Slurm's commands.
 The history in the database grows with the jobs by design, until history_days prunes it. The choices made for jobs that
-were are kept, up to twice 4,096 lists (`Cache`): 800 jobs of this soak fill that, and SQLite's pages are in memory by
-then too. So the first 1,000 are warm-up; a run of fewer than 1,500 measures how these fill.
+were are kept, up to twice 4,096 lists (`Cache`), five of each job of this soak: 1,700 jobs fill that, with 8 kB each,
+and SQLite's pages are in memory by then too. So the first 2,000 are warm-up; a run of fewer than 3,000 measures how
+these fill.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from growth_soak import Sample, anonymous_kb, names, print_slopes, reserved_kb, 
 AT_ONCE = 4
 ROUNDS = 8
 """Of the daemon, while these jobs are there: enough to grow."""
-FILLS = 1_000
+FILLS = 2_000
 """Jobs after which what is kept up to a bound is full."""
 EVERY = 5
 """Samples are taken after so many of these."""
