@@ -111,7 +111,7 @@ bench-pollux:  ## our policy in the simulator of Pollux's artifact; ARTIFACT: a 
 	test -x build/pollux/bin/python || python3 -m venv build/pollux
 	build/pollux/bin/pip install -q numpy==1.26.4 pandas==1.5.3 scipy==1.10.1 autograd==1.5 cython wheel 'setuptools<66'
 	build/pollux/bin/pip install -q --no-build-isolation pymoo==0.4.2.2 numpy==1.26.4
-	build/pollux/bin/pip install -q '.[daemon]' numpy==1.26.4
+	build/pollux/bin/pip install -q . ./packaging/daemon numpy==1.26.4
 	build/pollux/bin/python benchmarks/bench_pollux.py --artifact $(ARTIFACT) $(BENCH_ARGS)
 bench-ingest:  ## reports per CPU-second accepted and committed
 bench-round:  ## one round of the daemon at 5,000 and 10,000 running jobs: time, memory, queries to Slurm
@@ -160,12 +160,12 @@ test-torch: hooks-deps  ## the shim's tests on the oldest torch and Python that 
 	$(OLD_VENV)/bin/python -m pytest --confcutdir=tests/unit -o pythonpath="packaging/namespace tests/support" \
 		--ignore=$(SHIM_TESTS)/adapters $(SHIM_TESTS) tests/unit/protocol/test_request.py tests/unit/protocol/test_codec.py
 
-# The lowest version of each requirement that setup.cfg accepts; tomli's own is schemathesis'.
+# The lowest version of each requirement that the daemon's setup.cfg accepts; tomli's own is schemathesis'.
 test-python:  ## the daemon's and the command line's tests on the oldest Python and the oldest libraries that are promised
 	@test -x $(OLD_DAEMON_VENV)/bin/python || $(OLD_PYTHON) -m venv $(OLD_DAEMON_VENV)
-	sed -n '/^daemon =/,/^dev =/s/^ *\([A-Za-z0-9-]*\) *>=\([0-9.]*\).*/\1==\2/p' setup.cfg | grep -v tomli >$(OLD_DAEMON_VENV)/oldest.txt
+	sed -n '/^install_requires/,/^# Links/s/^ *\([A-Za-z0-9-]*\) *>=\([0-9.]*\).*/\1==\2/p' packaging/daemon/setup.cfg | grep -v tomli >$(OLD_DAEMON_VENV)/oldest.txt
 	$(OLD_DAEMON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(OLD_DAEMON_VENV)/oldest.txt \
-		-e '.[daemon,convert]' 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'httpx>=0.27' 'PyYAML>=6' 'schemathesis>=4' \
+		-e '.[convert]' -e packaging/daemon 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'httpx>=0.27' 'PyYAML>=6' 'schemathesis>=4' \
 		'scipy>=1.15' 'scikit-learn>=1.4' 'shtab>=1.7' 'argparse-manpage>=4.6' 'PyMySQL>=1.1' 'tomli>=2'
 	$(OLD_DAEMON_VENV)/bin/python -m pytest --confcutdir=tests/unit -o pythonpath="packaging/namespace tests/support" \
 		--ignore=$(SHIM_TESTS) tests/unit
@@ -197,11 +197,11 @@ slurm:  ## install Slurm's Debian packages, without starting or enabling any ser
 
 ready: $(VENV)/.ready
 
-$(VENV)/.ready: setup.cfg pyproject.toml
+$(VENV)/.ready: setup.cfg pyproject.toml packaging/daemon/setup.cfg
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 		echo "python3-venv is missing; installing it"; apt-get update -qq && apt-get install -y -qq python3-venv && \
 		$(PYTHON) -m venv --clear $(VENV); }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' -e '.[daemon,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' -e '.[dev]' -e packaging/daemon
 	@touch $@
 
 clean:  ## remove what was built here

@@ -3,7 +3,7 @@
     python benchmarks/bench_pollux.py --artifact FOLDER [--workloads 1,2,3,4] [--rows NAMES] [--profiles FOLDER]
 
 FOLDER: a checkout of github.com/petuum/adaptdl, branch osdi21-artifact. It runs unmodified, in an environment of its
-own: numpy 1.26, pandas 1.5, scipy 1.10, autograd, pymoo 0.4.2.2, and what slurm-elastic[daemon] needs. Pollux takes
+own: numpy 1.26, pandas 1.5, scipy 1.10, autograd, pymoo 0.4.2.2, and what slurm-elastic-daemon needs. Pollux takes
 more than half an hour of CPU time a workload, so its means are those that the artifact brings along, unless it is among
 the rows. With --profiles (measured tables, of other programs as well) each program is left out of the prior that its
 jobs start from.

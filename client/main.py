@@ -91,7 +91,7 @@ def _run(words: list[str]) -> int:
             raise
         raise ElasticError(
             f"this command needs the package '{error.name}', which is not installed; "
-            "install slurm-elastic[daemon] beside it"
+            "install slurm-elastic-daemon beside it"
         ) from error
 
 

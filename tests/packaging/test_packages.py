@@ -478,7 +478,7 @@ def test_the_rpm_holds_the_same_files(built: Path) -> None:
 
 def test_the_bare_wheel_needs_nothing(built: Path, tmp_path: Path) -> None:
     """`pip install slurm-elastic` into a training environment pulls in no package, and its command works."""
-    [wheel] = built.glob("*.whl")
+    [wheel] = built.glob("slurm_elastic-*.whl")
     sh("/usr/bin/python3", "-m", "venv", tmp_path / "env")
     sh(tmp_path / "env" / "bin" / "python", "-m", "pip", "install", "-q", "--no-index", wheel)
     listed = json.loads(sh(tmp_path / "env" / "bin" / "python", "-m", "pip", "list", "--format=json"))

@@ -1,7 +1,7 @@
 """`selastic config show|check [FILE]`: the daemon's settings as it would read them, and whether it would.
 
 Promise: nothing is started; a daemon that runs is asked only what its throughput models start from, and none need run.
-Limit: it needs slurm-elastic[daemon], whose settings these are.
+Limit: it shows the settings of the daemon that is installed beside it.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ def asked(name: str) -> list[Requirement]:
         lines = (PACKAGING / "build-requirements.txt").read_text().splitlines()
     else:
         config = configparser.ConfigParser()
-        config.read(ROOT / "setup.cfg")
-        lines = config["options.extras_require"]["daemon"].splitlines()
+        config.read(PACKAGING / "daemon" / "setup.cfg")
+        lines = [line for line in config["options"]["install_requires"].splitlines() if "slurm-elastic" not in line]
     return [Requirement(line) for line in lines if line.strip() and not line.startswith("#")]
 
 

@@ -6,13 +6,16 @@ import configparser
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_every_file_of_a_package_is_shipped() -> None:
+@pytest.mark.parametrize("distribution", [".", "packaging/daemon"])
+def test_every_file_of_a_package_is_shipped(distribution: str) -> None:
     """Templates, styles and data: a file that no pattern matches would be missing once installed."""
     setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
+    setup.read(ROOT / distribution / "setup.cfg")
     data = {name: [word.strip() for word in found.split(",")] for name, found in setup["options.package_data"].items()}
     packages = {name.removeprefix("slurm_elastic.").replace(".", "/") for name in setup["options"]["packages"].split()}
     listed = subprocess.run(["git", "ls-files", *packages], cwd=ROOT, capture_output=True, text=True, check=True)

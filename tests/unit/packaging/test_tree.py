@@ -44,9 +44,25 @@ def test_unit_tests_mirror_the_tree() -> None:
     assert [str(folder) for folder in sorted(tested) if not (ROOT / folder).is_dir()] == []
 
 
-def test_every_folder_is_in_the_wheel() -> None:
-    """A folder that setup.cfg does not list is there in a checkout, and missing where it is installed."""
+def distribution(folder: str) -> configparser.ConfigParser:
+    """What one of the two distributions is made from."""
     config = configparser.ConfigParser()
-    config.read(ROOT / "setup.cfg")
-    listed = {name.removeprefix("slurm_elastic.") for name in config["options"]["packages"].split()}
-    assert {".".join(folder.parts) for folder in folders()} | {"db.migrations.versions"} == listed
+    config.read(ROOT / folder / "setup.cfg")
+    return config
+
+
+@pytest.mark.parametrize(("folder", "tops"), [(".", TOPS[:3]), ("packaging/daemon", TOPS[3:])])
+def test_every_folder_is_in_a_wheel(folder: str, tops: tuple[str, ...]) -> None:
+    """A folder that no setup.cfg lists is there in a checkout, and missing where it is installed; one that is gone
+    breaks the build. What a user installs holds nothing of the daemon."""
+    listed = {name.removeprefix("slurm_elastic.") for name in distribution(folder)["options"]["packages"].split()}
+    there = {".".join(path.parts) for path in [*folders(), Path("db/migrations/versions")] if path.parts[0] in tops}
+    assert there == listed
+
+
+def test_both_distributions_are_of_one_version() -> None:
+    """The daemon's asks for the other one of the same release."""
+    version = distribution(".")["metadata"]["version"]
+    daemon = distribution("packaging/daemon")
+    assert daemon["metadata"]["version"] == version
+    assert f"slurm-elastic =={version}" in daemon["options"]["install_requires"].splitlines()

@@ -84,6 +84,6 @@ def test_no_connection_becomes_a_websocket() -> None:
 def test_the_bounds_are_the_versions_that_were_tried() -> None:
     """What the module says of uvicorn is what pip is told."""
     setup = configparser.ConfigParser()
-    setup.read(Path(__file__).resolve().parents[4] / "setup.cfg")
-    assert "uvicorn >=0.30,<0.55" in setup["options.extras_require"]["daemon"]
+    setup.read(Path(__file__).resolve().parents[4] / "packaging/daemon/setup.cfg")
+    assert "uvicorn >=0.30,<0.55" in setup["options"]["install_requires"]
     assert "uvicorn 0.30 to 0.54" in (http_server.__doc__ or "")

@@ -14,7 +14,7 @@ from waiting import run
 
 ROOT = Path(__file__).resolve().parents[4]
 FILES = ("setup.cfg", "pyproject.toml", "README.md")
-FOLDERS = ("protocol", "trainer_shim", "daemon", "db")
+FOLDERS = ("protocol", "client", "trainer_shim")
 
 
 def test_trains_from_the_built_wheel_and_puts_nothing_of_its_own_on_the_path(tmp_path: Path) -> None:
