@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from slurm_elastic.client.report.stretches import Stretch
 from slurm_elastic.protocol.answers.usage import CapacityPoint, CurvePoint, UsageJob
 from slurm_elastic.protocol.text.cells import folded
 from slurm_elastic.protocol.text.tables import cut
@@ -35,7 +36,6 @@ from .charts import (
     time_ticks,
     value_axis,
 )
-from .stretches import Stretch
 
 LANE = 44
 NAME = 17

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
+from slurm_elastic.client.report.figures import fairness_figures, first_moment, key_figures, shown_time
+from slurm_elastic.client.report.stretches import Stretch, clipped
 from slurm_elastic.protocol.answers.usage import Usage, UsageJob
 from slurm_elastic.protocol.text.tables import clean, number
 from slurm_elastic.protocol.text.times import elapsed, span
 
 from . import report_charts as charts
 from .charts import Chart, sample
-from .figures import fairness_figures, first_moment, key_figures, shown_time
 from .render import render
-from .stretches import Stretch, clipped
 
 MOST_JOBS = 40
 MOST_CURVES = 12

@@ -14,10 +14,11 @@ from xml.etree import ElementTree
 import pytest
 import sample_history
 
+from slurm_elastic.client.report import figures
+from slurm_elastic.client.report.stretches import clipped, used
 from slurm_elastic.daemon import reports
-from slurm_elastic.daemon.html import charts, figures, report_charts, report_page
+from slurm_elastic.daemon.html import charts, report_charts, report_page
 from slurm_elastic.daemon.html.report_page import page
-from slurm_elastic.daemon.html.stretches import clipped, used
 from slurm_elastic.daemon.reports.fairness.window import Fairness
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers.acct import Allocation

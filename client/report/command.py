@@ -11,14 +11,18 @@ import contextlib
 import secrets
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
-from slurm_elastic.client import options
 from slurm_elastic.protocol.answers.usage import Usage
 from slurm_elastic.protocol.api.routes import WindowQuery
 from slurm_elastic.protocol.errors import ConfigError, ElasticError
 
-from ...html import figures
+from .. import options
+from . import figures
+
+PAGE = "slurm_elastic.daemon.html.report_page"
+"""What makes the page, where the daemon is installed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,11 +56,20 @@ def run(args: argparse.Namespace) -> int:
     elif args.text:
         print(figures.text(usage), end="")
     else:
-        from ...html.report_page import page
-
-        _write(page(usage), args.html)
+        _write(_page(usage), args.html)
     options.refuse(unknown)
     return 0
+
+
+def _page(usage: Usage) -> str:
+    try:
+        return str(import_module(PAGE).page(usage))
+    except ModuleNotFoundError as error:
+        if not PAGE.startswith(error.name or "?"):
+            raise
+        raise ElasticError(
+            "the page is made by slurm-elastic-daemon, which is not installed; accepted: --text, --json"
+        ) from None
 
 
 def _write(text: str, where: str) -> None:
