@@ -75,6 +75,8 @@ class Parser(argparse.ArgumentParser):
             listed = [choice.dest for choice in action._choices_actions]
             near = get_close_matches(str(value), listed, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
+            if value in OF_THE_DAEMON:
+                hint = " (it comes with slurm-elastic-daemon)"
             self.error(f"there is no command '{value}'{hint}; accepted: {', '.join(listed)}")
         super()._check_value(action, value)
 
@@ -96,6 +98,10 @@ class _Version(argparse.Action):
 
         print(f"selastic {version()}")
         parser.exit(0)
+
+
+OF_THE_DAEMON = ("probe", "simulate", "sandbox", "config")
+"""Their names, for whom they are missing."""
 
 
 def commands() -> tuple[Command, ...]:

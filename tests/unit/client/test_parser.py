@@ -68,6 +68,18 @@ def test_help_names_every_command() -> None:
         assert f"\n    {command.name} " in text
 
 
+def test_commands_of_the_daemon_are_named_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A user's environment has none of it."""
+    added = {command.name for command in parser.commands()} - {command.name for command in parser.COMMANDS}
+    assert added == set(parser.OF_THE_DAEMON)
+    monkeypatch.setattr(parser, "ADDED", "slurm_elastic.daemon.not_there")
+    with pytest.raises(SystemExit):
+        parser.parse(["simulate", "month.txt"])
+    assert "there is no command 'simulate' (it comes with slurm-elastic-daemon)" in capsys.readouterr().err
+
+
 def test_help_names_the_environment() -> None:
     """Both ways to say where selasticd is are found where one looks first."""
     assert {"SELASTIC_URL", "SELASTIC_CLIENT_CONF"} <= set(bare("--help").stdout.split())
