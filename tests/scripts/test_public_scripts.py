@@ -23,6 +23,7 @@ import torch
 from example_jobs import ROOT, SLOW, completes, resizes, story, submit
 from fake_daemon import FakeDaemon
 from kill_targets import kill, workers
+from local_run import NAMESPACE, rehearsal
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
@@ -385,6 +386,16 @@ def test_a_script_becomes_elastic_by_few_lines(
     script.check(resized, alone)
     if script.metric:
         metrics_agree(script, alone, resized, others)
+
+
+def test_a_script_is_rehearsed(tmp_path: Path, name: str) -> None:
+    """`selastic rehearse` says of each of them that all held: samples, parameters, schedules, files and lines."""
+    script = SCRIPTS[name]
+    copied(script, name, tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\n{TORCHVISION}")
+    path = f"{tmp_path}:{NAMESPACE}:{ROOT / 'tests' / 'support'}"
+    code, text = rehearsal(tmp_path, script.program, *script.words.split(), PYTHONPATH=path)
+    assert code == 0 and "FAIL" not in text, text
 
 
 def printed(expression: str, text: str) -> list[tuple[str, ...]]:

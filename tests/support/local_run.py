@@ -16,6 +16,15 @@ from slurm_elastic.trainer_shim.node import log_keeper
 NAMESPACE = Path(__file__).resolve().parents[2] / "packaging" / "namespace"
 
 
+def rehearsal(folder: Path, *words: str, **env: str) -> tuple[int, str]:
+    """`selastic rehearse WORDS` in a folder: its exit code, and what it prints."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SELASTIC"))}
+    command = [sys.executable, "-m", "slurm_elastic.client.main", "rehearse", *words]
+    env = {**inherited, "PYTHONPATH": f"{folder}:{NAMESPACE}", "TMPDIR": str(folder), **env}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
 class Run:
     """One supervisor process under test."""
 

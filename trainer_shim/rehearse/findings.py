@@ -27,6 +27,8 @@ SEEDS = 3.0
 ENOUGH = 0.6
 """How often a line has to be written, in parts of the undisturbed run's, some of whose steps have two micro batches."""
 NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]?\d+)?|\bnan\b|\binf\b")
+FOLDERS = re.compile(r"/(?:[^\s/'\"]+/)+")
+WORD = re.compile(r"\b[^\W\d]+\b")
 OWN = re.compile(r"selastic: |batch \d+ on \d+ GPUs|restored from |$")
 """Lines of the product's."""
 LOOKED_AT = 1 << 24
@@ -201,7 +203,7 @@ def _schedule(plain: Trained, resized: Trained) -> Row:
     """Rates of all groups, after each step, where both runs have the state of one rank."""
     name = "schedule"
     wanted = {line["step"]: line["values"] for line in plain.states}
-    for line in sorted(resized.states, key=lambda line: int(line["step"])):
+    for line in sorted((line for line in resized.states if line["values"]), key=lambda line: int(line["step"])):
         for key, value in wanted.get(line["step"], {}).items():
             if line["values"].get(key) != value:
                 told = f"{key} is {line['values'].get(key)} on rank {line['rank']} after step {line['step']}"
@@ -222,20 +224,23 @@ def _written(plain: Trained, resized: Trained) -> Row:
         return Row(name, False, f"{missing[0]} is not written")
     kinds = 0
     for file in ("../out.txt", *sorted(files)):
+        where = "the output" if file == "../out.txt" else file
         wanted, written = _lines_in(plain.place / file), _lines_in(resized.place / file)
         kinds += len(wanted)
-        for text, count in wanted.items():
-            if written[text] < ENOUGH * count:
-                where = "the output" if file == "../out.txt" else file
-                return Row(name, False, f"{where} has {written[text]} of {count} lines: {text[:60]}")
+        for kind, lines in wanted.items():
+            if len(written[kind]) < ENOUGH * len(lines):
+                return Row(name, False, f"{where} has {len(written[kind])} of {len(lines)} lines: {lines[0][:60]}")
     return Row(name, True, f"{len(files)} files, {kinds} kinds of lines")
 
 
-def _lines_in(path: Path) -> Counter[str]:
-    """How many there are of each kind: but for numbers. What is no text, or the product's own, is none."""
-    text = path.read_bytes()[:LOOKED_AT] if path.is_file() else b""
-    lines = [] if b"\0" in text else text.decode(errors="replace").split("\n")
-    return Counter(NUMBER.sub("#", line).strip() for line in lines if "\r" not in line and not OWN.match(line))
+def _lines_in(path: Path) -> dict[tuple[str, ...], list[str]]:
+    """Those of each kind: of the same words in any order, as a set prints them, but for numbers, names with digits and
+    folders. What is no text, or the product's own, is none."""
+    text, found = path.read_bytes()[:LOOKED_AT] if path.is_file() else b"", defaultdict(list)
+    for line in [] if b"\0" in text else text.decode(errors="replace").split("\n"):
+        if "\r" not in line and not OWN.match(line):
+            found[tuple(sorted(WORD.findall(NUMBER.sub("", FOLDERS.sub(" ", line)))))].append(line.strip())
+    return found
 
 
 def _told(resized: Trained) -> Row:

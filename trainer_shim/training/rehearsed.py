@@ -147,9 +147,10 @@ class Rehearsed:
         step, world = self._session.state.progress.step, self._session.world()
         if step == self._seen:
             return
-        self._seen = step
+        begun, self._seen = self._seen < 0, step
         held = self._session.replica_check.look()
-        rates = {name: value for name, value in held.values.items() if name.startswith("lr ")}
+        # Where a worker begins is perhaps behind a pass, whose end has changed them.
+        rates = {name: value for name, value in held.values.items() if name.startswith("lr ") and not begun}
         sums = dict(zip(held.names, held.read(), strict=True))
         self._note(step=step, rank=world.rank, size=world.size, values=rates, sums=sums, cuts=repr(held.cuts))
         self._note_lines()

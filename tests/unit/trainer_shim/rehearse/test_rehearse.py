@@ -10,11 +10,10 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from local_run import NAMESPACE
+from local_run import rehearsal
 
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.trainer_shim.rehearse.findings import Row, Trained, compare
@@ -245,11 +244,7 @@ FAULTS: dict[str, tuple[str, ...]] = {**SOME, **(OTHERS if EVERY else {})}
 def rehearsed(folder: Path, script: str, *words: str, **more: str) -> tuple[int, str]:
     """The exit code and the table."""
     (folder / "train.py").write_text(script)
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SELASTIC"))}
-    command = [sys.executable, "-m", "slurm_elastic.client.main", "rehearse", *words, "train.py"]
-    env = {**inherited, "PYTHONPATH": f"{folder}:{NAMESPACE}", "TMPDIR": str(folder), **more}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False)
-    return done.returncode, done.stdout + done.stderr
+    return rehearsal(folder, *words, "train.py", **more)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -278,13 +273,18 @@ model = torch.nn.Sequential(*layers).double()
 import aside
 """
 WRITES = """job.save('model.pt')
+    late.step()
     with open(f'log{job.rank}.txt', 'a') as log:
         print('pass', epoch, file=log)
     if job.rank == 0:
-        print('pass', epoch)"""
+        print('pass', epoch, {'loss', 'rate', 'norm'}, tempfile.mkdtemp() + '/last.pt')"""
+BEFORE = """import tempfile
+late = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+job.keep(late=late)"""
+"""It steps behind a pass, where a worker that starts again begins."""
 
 
-@pytest.mark.parametrize("script", [wrapped(epoch=WRITES), own()] if EVERY else [wrapped(epoch=WRITES)])
+@pytest.mark.parametrize("script", [wrapped(epoch=WRITES, before=BEFORE), own()][: 1 + EVERY])
 def test_all_holds(tmp_path: Path, script: str) -> None:
     """A script that is right, whose training is shorter than the steps asked for: exit code 0, and nothing is left.
     What cannot be exact is named: with dropout the runs differ by no more than another seed makes of them."""
