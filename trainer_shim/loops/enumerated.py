@@ -23,6 +23,8 @@ COUNTS = (
     "within a pass; enumerate(loader) counts on by itself, and loader.done says where a pass is gone on with"
 )
 INSTALLED = re.compile(r"/(site|dist)-packages/")
+START = 0x5EED5EED
+"""A number that no other field of an enumerate() has."""
 OTHERS = (zip, itertools.islice, filter)
 
 
@@ -78,9 +80,16 @@ def count(counter: Any) -> int:
 
 
 def moved(counter: enumerate[Any], by: int) -> bool:
-    """Whether the count has been moved: only where it is found at its place."""
-    place = ctypes.c_ssize_t.from_address(id(counter) + object.__basicsize__)
-    if place.value != count(counter):
+    """Whether the count has been moved: only where this Python has it at the place where CPython 3.10 to 3.14 do."""
+    known: enumerate[Any] = enumerate((), START)
+    if sys.implementation.name != "cpython" or _place_of(known).value != START:
+        return False
+    place = _place_of(counter)
+    if place.value != count(counter):  # beyond what a machine's word holds it is elsewhere
         return False
     place.value += by
     return True
+
+
+def _place_of(counter: enumerate[Any]) -> ctypes.c_ssize_t:
+    return ctypes.c_ssize_t.from_address(id(counter) + object.__basicsize__)
