@@ -9,6 +9,7 @@ first one is not seen.
 from __future__ import annotations
 
 import gc
+import re
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ OVER_GLOO = {
     *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
 }
 """Types of numbers that gloo carries from rank to rank."""
+SCHEDULE = re.compile(r"Schedule|Warmup|LR$")
 
 
 def look_ahead(state: State, model: Strategy, several: bool) -> None:
@@ -110,7 +112,10 @@ def _lost_schedule(state: State) -> str:
         kept |= set(map(id, layer))
         held = [value for part in layer for value in _attributes(part)]
         layer = [entry for value in held for entry in _entries(value)]
-    schedules = [found for found in gc.get_objects() if issubclass(type(found), torch.optim.lr_scheduler.LRScheduler)]
+    found = gc.get_objects()
+    kinds = {id(type(entry)): type(entry) for entry in found}  # a class need not be hashable
+    those = {key for key, kind in kinds.items() if _is_of_schedules(kind)}
+    schedules = [entry for entry in found if id(type(entry)) in those]
     whole = [schedule for schedule in schedules if id(schedule) in kept]
     for schedule in whole:  # a SequentialLR's, of which one may be another's
         whole += getattr(schedule, "_schedulers", [])
@@ -120,6 +125,12 @@ def _lost_schedule(state: State) -> str:
         if id(schedule) not in kept and id(getattr(optimizer, "optimizer", optimizer)) in map(id, parts):
             return type(schedule).__name__
     return ""
+
+
+def _is_of_schedules(kind: Any) -> bool:
+    """Whether a class is torch's, or named a schedule by another library (timm, mmengine), which saves its state."""
+    named = any(SCHEDULE.search(base.__name__) for base in kind.__mro__) and hasattr(kind, "load_state_dict")
+    return issubclass(kind, torch.optim.lr_scheduler.LRScheduler) or named
 
 
 def _attributes(part: Any) -> list[Any]:

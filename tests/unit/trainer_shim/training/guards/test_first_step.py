@@ -36,6 +36,14 @@ class Model(nn.Module):
         return output
 
 
+class Frozen(Model):
+    """With one more parameter, which is not trained."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        super().__init__()
+        self.frozen = nn.Parameter(values, requires_grad=False)
+
+
 class Row(Model):
     """Of matrices only, one of them a single row."""
 
@@ -111,6 +119,13 @@ UNKNOWN: dict[str, tuple[str, Callable[[], nn.Module], dict[str, Any], str]] = {
         r"tensor whose elements share memory at \['more'\]",
     ),
     "quantised": ("replicate", lambda: Model(TABLE), {}, "torch.qint8"),
+    "8 bits of a parameter": ("ddp", lambda: Frozen(EYE.to(torch.float8_e5m2)), {}, "'frozen' is of type torch.float8"),
+    "coo of a parameter": (
+        "replicate",
+        lambda: Frozen(EYE.to_sparse()),
+        {},
+        r"tensor of layout torch.sparse_coo at \['frozen'\]",
+    ),
     "8 bits": ("ddp", lambda: Model(EYE.to(torch.float8_e5m2)), {}, "'more' is of type torch.float8_e5m2"),
     "16 bits": ("replicate", lambda: Model(EYE.to(torch.uint16)), {}, r"'more' is of type torch.uint16|at \['more'\]"),
     "half a pair": ("ddp", Unpaired, {}, "does not take what its state_dict.* in pairs"),
@@ -245,10 +260,37 @@ def behind_accelerates(optimizer: Any) -> Any:
     return schedule
 
 
+class TimmScheduler:
+    """As timm has them: of no kind of torch's, told the number of updates."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer, self.best = optimizer, 0.0
+
+    def step_update(self, updates: int) -> None:
+        self.optimizer.param_groups[0]["lr"] = 0.1 / (1 + updates + self.best)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best = state["best"]
+
+
+class LinearWarmup(TimmScheduler):
+    """As pytorch_warmup has them."""
+
+    def dampen(self) -> None:
+        self.best += 1
+
+
 @pytest.mark.parametrize("own", [False, True], ids=["wrap", "own loop"])
 @pytest.mark.parametrize(
     ("make", "keep", "held"),
     [
+        (TimmScheduler, lambda schedule: {}, False),
+        (LinearWarmup, lambda schedule: {}, False),
+        (TimmScheduler, lambda schedule: {"schedule": schedule}, True),
+        (TimmScheduler, lambda schedule: {"trainer": Trainer(schedule)}, True),
         (lambda optimizer: StepLR(optimizer, 1), lambda schedule: {}, False),
         (behind_accelerates, lambda schedule: {}, False),
         (lambda optimizer: ReduceLROnPlateau(optimizer), lambda schedule: {}, False),
