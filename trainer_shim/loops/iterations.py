@@ -330,7 +330,7 @@ class OwnLoop:
         share = Share(self, total, own or range(each), self._shares, rounds)
         self._shares += 1
         self._given += total
-        self.seed(share.number, share.positions.start, OF_SHARE)
+        self.seed(share.number, share.positions.start, OF_SHARE, share.positions)
         return share
 
     def weigh(self, weight: float) -> None:
@@ -348,9 +348,11 @@ class OwnLoop:
             total = worlds.total(session.world(), own)
         strategy.weight = own / total if total else 0.0
 
-    def seed(self, number: int, position: int, purpose: int) -> None:
+    def seed(self, number: int, position: int, purpose: int, rows: range = range(0)) -> None:
         """Have what is drawn next depend on the iteration, on which share of it this is, and on the position."""
         session = self._session
+        if session.draws_by_row(rows):
+            position = 0
         seed_all(mix(session.tuning.seed, session.state.progress.step, number, position, purpose))
 
     def begin_micro_batch(self, share: Share, position: int, counts: bool, last: bool) -> None:

@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,8 +21,8 @@ from ..training import watched
 from .findings import Row, Trained, as_another_seed, compare, table
 
 EPILOG = """It runs in a copy of the working directory: files there are copied, up to 50 MB each, folders linked.
-Dropout is off in both runs; where all held, three more have it on. Exit status: 0 if all held, 1 if not, 2 wrong
-usage."""
+Dropout is off in both runs, and each sample has random numbers of its own; where all held, three more runs have these
+as they are. Exit status: 0 if all held, 1 if not, 2 wrong usage."""
 COPIED_MB = 50
 FEWEST = 12
 """Steps that a grow, a kill, a shrink and a signal need."""
@@ -48,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         if copies.is_first(os.environ):
             print(table([Row("started once", False, why)]))
         return 1
+    for notice in (signal.SIGUSR1, signal.SIGUSR2):  # a job's, before its end; the runs take it as those of a job do
+        signal.signal(notice, signal.SIG_IGN)
     folder = Path(args.keep or tempfile.mkdtemp(prefix="selastic-rehearse-")).resolve()
     words = [args.script, *(args.arguments[1:] if args.arguments[:1] == ["--"] else args.arguments)]
     print(f"{args.steps} steps on one worker, and beside it with a grow, a kill and a shrink ...", flush=True)
@@ -79,8 +82,9 @@ def rehearsed(folder: Path, words: list[str], steps: int) -> list[Row]:
             few = "it made no optimizer step of elastic.join()'s; accepted: a script that calls it and trains"
         return [Row("the run", False, few)]
     rows = compare(plain, resized, lambda: begin("nudged", "nudged", beside="undisturbed").ended(plain))
-    if plain.random and all(row.held for row in rows):
-        print(f"the same again with {plain.random[0]} on, and beside it with another seed ...", flush=True)
+    chance = plain.random + plain.drawn + plain.apart
+    if chance and all(row.held for row in rows):
+        print(f"the same again with {chance[0]} as it is, and beside it with another seed ...", flush=True)
         first, beside = begin("random", "on"), begin("random, resized", "on", True, "random")
         other, plain = begin("another seed", "other", beside="random"), first.ended()
         rows.append(as_another_seed(plain, other.ended(plain), beside.ended(plain)))

@@ -2,9 +2,9 @@
 where a resize is to come, loses a worker where one is to be killed, hears what Slurm sends before a job's end, and ends
 after some steps.
 
-Dropout is off, unless it is what is tried, and BatchNorm normalises each sample by itself: what they make of a batch
-differs by rank, and would hide what else differs. Limit: a resize that does not come is waited for so long, and left
-out.
+Dropout is off, unless it is what is tried, BatchNorm normalises each sample by itself, and what torch draws for the
+samples of a step is drawn for each by itself: what they make of a batch differs by rank, and would hide what else
+differs. Limit: a resize that does not come is waited for so long, and left out.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import functools
 import json
 import math
 import os
+import random
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,11 +28,14 @@ import torch.nn.functional as F
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..checkpoint.schedule import Saving
+from ..data.loader import Feed
+from ..data.sampling import mix
 from ..parallel.strategy import Strategy
 from ..state.kept_parts import State
 from ..world.process_group import World
 from ..world.rendezvous import Membership
 from .guards.replica_check import ReplicaCheck
+from .learning_rate import Tuning
 from .watched import Files, lines_ran
 
 WAIT_S = 90.0
@@ -45,6 +50,13 @@ FUNCTIONS = {
     "batch_norm": ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
 }
 """Of torch.nn.functional, with the names of what is given by position: modules compute by these."""
+DRAWS = {
+    torch: "rand randn randint randperm normal bernoulli multinomial poisson rand_like randn_like randint_like",
+    torch.Tensor: "normal_ uniform_ bernoulli_ random_ exponential_ log_normal_ cauchy_ bernoulli multinomial",
+}
+"""What draws numbers. Those that are given a generator are the script's own business."""
+UNUSED = 624
+"""Where Python's and NumPy's generators are that nothing was drawn from since they were seeded."""
 RANDOM = ("Dropout", "DropPath", "StochasticDepth")
 
 
@@ -53,6 +65,8 @@ class RehearsedSession(Protocol):
 
     membership: Membership
     state: State
+    tuning: Tuning
+    feed: Feed | None
     saving: Saving
     replica_check: ReplicaCheck
 
@@ -78,6 +92,10 @@ class Rehearsed:
         self._folder, self._length = Path(self._plan["folder"]), 0
         self._worker = os.environ.get("SELASTIC_WORKER", "alone").replace("/", "_")
         self._off, self._seen, self._ended = self._plan["random"] in ("off", "nudged"), -1, False
+        self._rows: Sequence[int] = ()
+        self._draws = 0
+        """Of rows, in this part of a step."""
+        Feed.one_lane = True
         self._files = Files(lambda name: self._note(file=name))
         save = torch.save
 
@@ -89,6 +107,9 @@ class Rehearsed:
         torch.save = seen  # type: ignore[assignment]
         for name, words in FUNCTIONS.items():
             setattr(F, name, self._alike(name, words, getattr(F, name)))
+        for owner, names in DRAWS.items() if self._off else ():
+            for name in names.split():
+                setattr(owner, name, self._by_row(name, getattr(owner, name)))
         if self._off:
             torch.autocast.__init__ = self._whole(torch.autocast.__init__)  # type: ignore[method-assign]
         atexit.register(self._note_lines)
@@ -109,6 +130,37 @@ class Rehearsed:
             return function(**given)
 
         return called
+
+    def draws_by_row(self, rows: Sequence[int]) -> bool:
+        """What is drawn from now on is of a part of a step with these samples. False: as it is without a rehearsal."""
+        self._rows, self._draws = rows if self._off else (), 0
+        return len(self._rows) > 0
+
+    def _by_row(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of torch that draws each sample's row by itself."""
+
+        @functools.wraps(function)
+        def drawn(*args: Any, **kwargs: Any) -> Any:
+            rows = self._rows
+            if torch.compiler.is_compiling() or not rows or kwargs.get("generator") is not None:
+                return function(*args, **kwargs)
+            if name == "randperm":
+                self._note_once(apart=name)
+            if name in ("rand", "randn") and args and isinstance(args[0], int):
+                args = (args,)
+            given = *args, *kwargs.values()
+            parts = [[_row(value, len(rows), number) for value in given] for number in range(len(rows))]
+            if all(one is value for one, value in zip(parts[0], given, strict=True)):
+                return function(*args, **kwargs)
+            self._note_once(drawn=name)
+            self._draws, state, found = self._draws + 1, torch.get_rng_state(), []
+            for row, part in zip(rows, parts, strict=True):
+                torch.default_generator.manual_seed(mix(self._session.state.progress.step, self._draws, row))
+                found.append(function(*part[: len(args)], **dict(zip(kwargs, part[len(args) :], strict=True))))
+            torch.set_rng_state(state)
+            return args[0] if name.endswith("_") else torch.cat(found)
+
+        return drawn
 
     def _whole(self, init: Callable[..., None]) -> Callable[..., None]:
         """Of autocast: off, for what it rounds to 16 bits no two orders of samples have in common."""
@@ -134,8 +186,6 @@ class Rehearsed:
                 if isinstance(value := getattr(part, rate, None), float) and value > 0:  # an LSTM's "dropout", too
                     self._note_once(random=name or kind)
                     setattr(part, rate, 0.0 if self._off else value)
-        if self._seen < 0 and self._plan["random"] == "other":
-            module.register_forward_pre_hook(lambda *_: (torch.rand(1), None)[1])
         if self._session.state.progress.step == 0 and self._plan["random"] == "nudged":
             for parameter in module.parameters():
                 parameter.data.mul_(1 + torch.finfo(parameter.dtype).eps)
@@ -148,6 +198,9 @@ class Rehearsed:
         if step == self._seen:
             return
         begun, self._seen = self._seen < 0, step
+        if begun and self._plan["random"] == "other":
+            self._session.tuning.seed += 1  # the data's order keeps the one that it has begun with
+        self._note_draws()
         held = self._session.replica_check.look()
         # Where a worker begins is perhaps behind a pass, whose end has changed them.
         rates = {name: value for name, value in held.values.items() if name.startswith("lr ") and not begun}
@@ -158,6 +211,16 @@ class Rehearsed:
             self._end(step)
         if self._plan["resized"] and step >= EARLIEST:
             self._disturb(step, world)
+
+    def _note_draws(self) -> None:
+        """What a step has drawn that cannot be drawn for each sample by itself, and how its samples were read."""
+        numpy, rows, self._rows = sys.modules.get("numpy"), self._rows, ()
+        if rows and random.getstate()[1][-1] != UNUSED:
+            self._note_once(apart="random")
+        if rows and numpy is not None and numpy.random.get_state()[2] != UNUSED:
+            self._note_once(apart="numpy.random")
+        if (feed := self._session.feed) is not None and feed.sizes is not None:
+            self._note_once(shards=type(feed.dataset).__name__)
 
     def _disturb(self, step: int, world: World) -> None:
         killed, told, membership = self._folder / "killed", self._folder / "told", self._session.membership
@@ -238,6 +301,13 @@ class Rehearsed:
     def _note_lines(self) -> None:
         """Which lines of the script ran since the last time."""
         self._note(ran=lines_ran())
+
+
+def _row(value: Any, count: int, number: int) -> Any:
+    """Of a tensor with so many rows one of them, and of a size that of one row; else the value itself."""
+    if isinstance(value, torch.Tensor):
+        return value[number : number + 1] if value.dim() and len(value) == count else value
+    return (1, *value[1:]) if isinstance(value, (tuple, list)) and tuple(value[:1]) == (count,) else value
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor) -> list[float]:

@@ -140,6 +140,10 @@ class Session:
         if self.rank == 0:
             print(*words, flush=True)
 
+    def draws_by_row(self, rows: Sequence[int]) -> bool:
+        """Whether each of these samples has random numbers of its own from now on, on whichever rank it is."""
+        return self._rehearsed is not None and self._rehearsed.draws_by_row(rows)
+
     # -- in a step -----------------------------------------------------------------------------------------------
 
     def vote(self) -> tuple[ComingWorld | None, Vote]:

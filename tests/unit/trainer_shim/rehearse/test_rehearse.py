@@ -10,14 +10,18 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.nn.functional as F
 from local_run import rehearsal
 
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.trainer_shim.rehearse.findings import Row, Trained, compare
-from slurm_elastic.trainer_shim.training.rehearsed import Rehearsed
+from slurm_elastic.trainer_shim.training.rehearsed import DRAWS, Rehearsed
 
 EVERY = os.environ.get("SELASTIC_REHEARSE_ALL") == "1"
 HEAD = """
@@ -282,9 +286,10 @@ BEFORE = """import tempfile
 late = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 job.keep(late=late)"""
 """It steps behind a pass, where a worker that starts again begins."""
+NOISY = "F.mse_loss(net(a + torch.randn_like(a) / 8), b * torch.rand(len(a), 1))"
 
 
-@pytest.mark.parametrize("script", [wrapped(epoch=WRITES, before=BEFORE), own()][: 1 + EVERY])
+@pytest.mark.parametrize("script", [wrapped(NOISY, epoch=WRITES, before=BEFORE), own()][: 1 + EVERY])
 def test_all_holds(tmp_path: Path, script: str) -> None:
     """A script that is right, whose training is shorter than the steps asked for: exit code 0, and nothing is left.
     What cannot be exact is named: with dropout the runs differ by no more than another seed makes of them."""
@@ -303,6 +308,7 @@ def test_all_holds(tmp_path: Path, script: str) -> None:
         "USR1 to workers and agents",
         "lines of the script",
         "random parts",
+        *(["random numbers"] if "randn_like" in script else []),
         "BatchNorm",
         "buffers",
         "pause of a resize",
@@ -315,6 +321,69 @@ def test_all_holds(tmp_path: Path, script: str) -> None:
     if "model.pt" in script:
         assert "2 files, 2 kinds of lines" in rows["files and lines written once"], text
     assert not list(tmp_path.glob("selastic-rehearse-*"))
+
+
+MIXED = "(lambda other: F.mse_loss(net(a), b[other]))(torch.randperm(len(a)))"
+FULL = """
+class Dropping(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.drop, self.last = torch.nn.Linear(8, 16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1)
+    def forward(self, x):
+        return self.last(F.dropout(self.drop(self.first(x)).tanh(), 0.1, self.training))
+model = torch.compile(Dropping().double(), fullgraph=True)
+"""
+
+
+@pytest.mark.skipif(not EVERY, reason="make test-rehearse does")
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (wrapped(MIXED), "not compared: randperm draws for a worker's part as a whole"),
+        (wrapped().replace("\njob = ", FULL + "\njob = "), "random parts"),
+    ],
+)
+def test_what_can_only_be_compared_with_another_seed(tmp_path: Path, script: str, told: str) -> None:
+    """Samples mixed with others of a worker's part, and dropout in a whole graph that torch.compile() has made."""
+    code, text = rehearsed(tmp_path, script, "--steps", "12")
+    assert code == 0 and told in text and "with random parts on" in text, text
+
+
+DRAWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "randn": lambda x: torch.randn(len(x), 2),
+    "rand": lambda x: torch.rand(size=(len(x), 2)),
+    "randint": lambda x: torch.randint(1000, (len(x),)),
+    "randn_like": lambda x: torch.randn_like(x),
+    "bernoulli": lambda x: torch.bernoulli(x.abs().clamp(max=1)),
+    "multinomial": lambda x: torch.multinomial(x.abs() + 0.1, 2),
+    "normal_": lambda x: x.clone().normal_(),
+    "gumbel": lambda x: F.gumbel_softmax(x, dim=1),
+    "distribution": lambda x: torch.distributions.Normal(x, 1.0).sample(),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_each_sample_has_random_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The same ones in any part of a step; others in the next call, and in another step."""
+    run = Rehearsed.__new__(Rehearsed)  # made it would change torch for good
+    run._note_once = lambda **line: None  # type: ignore[method-assign]
+    run._session, run._off = SimpleNamespace(state=SimpleNamespace(progress=SimpleNamespace(step=1))), True  # type: ignore[assignment]
+    for owner, names in DRAWS.items():
+        for drawn in names.split():
+            monkeypatch.setattr(owner, drawn, run._by_row(drawn, getattr(owner, drawn)))
+    x = torch.linspace(-1, 1, 24).view(6, 4)
+
+    def part(first: int, last: int) -> list[torch.Tensor]:
+        assert run.draws_by_row(range(first, last))
+        return [DRAWN[name](x[first:last]) for _ in range(2)]
+
+    whole, parts = part(0, 6), [part(0, 2), part(2, 6)]
+    for call in range(2):
+        assert torch.equal(whole[call], torch.cat([parts[0][call], parts[1][call]]))
+    if name not in ("bernoulli", "multinomial"):
+        assert not torch.equal(whole[0], whole[1]) and len(whole[0].unique()) > 1
+        run._session.state.progress.step = 2
+        assert not torch.equal(part(0, 6)[0], whole[0])
 
 
 KEYS = """
@@ -351,6 +420,8 @@ EXAMPLES = (
     "train_iterations",
     "train_wgan",
     "train_ppo",
+    "train_diffusion",
+    "train_stream",
 )
 CONVERTED = {"single": ["--name", "x", "."], "optional_torchrun": []}
 """Scripts that convert leaves nothing of to their author, and their arguments."""
@@ -359,7 +430,7 @@ CONVERTED = {"single": ["--name", "x", "."], "optional_torchrun": []}
 @pytest.mark.skipif(not EVERY, reason="make test-rehearse does")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_our_examples_hold(tmp_path: Path, name: str) -> None:
-    """Not those with numbers drawn in each step, or with shards: another number of workers draws, and reads, others."""
+    """Also with numbers drawn in each step, and with shards."""
     shutil.copy(ROOT / "examples" / "demo" / "fake_gpu.py", tmp_path)
     code, text = rehearsed(tmp_path, (ROOT / "examples" / f"{name}.py").read_text())
     assert code == 0, text
