@@ -85,8 +85,9 @@ def rehearsed(folder: Path, words: list[str], steps: int) -> list[Row]:
     chance = plain.random + plain.drawn + plain.apart
     if chance and all(row.held for row in rows):
         print(f"the same again with {chance[0]} as it is, and beside it with another seed ...", flush=True)
-        first, beside = begin("random", "on"), begin("random, resized", "on", True, "random")
-        other, plain = begin("another seed", "other", beside="random"), first.ended()
+        # Without spaces, which the compiler of torch.compile() does not bear.
+        first, beside = begin("random", "on"), begin("random-resized", "on", True, "random")
+        other, plain = begin("another-seed", "other", beside="random"), first.ended()
         rows.append(as_another_seed(plain, other.ended(plain), beside.ended(plain)))
     return rows
 
