@@ -38,12 +38,13 @@ from torch import nn
 
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.trainer_shim.allocation.pieces.events import AgentUp
+from slurm_elastic.trainer_shim.allocation.pieces.machine import Machine
 from slurm_elastic.trainer_shim.parallel.ddp import Replicated
 from slurm_elastic.trainer_shim.parallel.exposed_communication import ExposedCommunication
 from slurm_elastic.trainer_shim.state.kept_parts import State
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import SupervisorContext
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import WorkerMessage
-from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Machine
+from slurm_elastic.trainer_shim.supervisor.state_machine.parts import PARTS
 from slurm_elastic.trainer_shim.training.guards.replica_check import EVERY, ReplicaCheck
 from slurm_elastic.trainer_shim.training.step_meter import Meter, Position, StepShape
 from slurm_elastic.trainer_shim.world.agreement import EMPTY_VOTE
@@ -93,7 +94,7 @@ def one_report(meter: Meter, exposed: ExposedCommunication, steps: int) -> float
 def world() -> tuple[Machine, list[str]]:
     """A supervisor of RANKS workers that train."""
     base = Piece(1, "base", tuple(f"n{number}" for number in range(RANKS // 8)), 8)
-    machine = Machine(SupervisorContext((base,), SHAPE.batch))
+    machine = Machine(SupervisorContext((base,), SHAPE.batch), PARTS)
     machine.start(0.0)
     for node in base.nodes:
         machine.handle(AgentUp((1, node), tuple(str(gpu) for gpu in range(8))), 0.0)

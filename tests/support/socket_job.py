@@ -18,10 +18,11 @@ from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.version import build
 from slurm_elastic.trainer_shim.allocation.launchers import LocalLauncher, Options
+from slurm_elastic.trainer_shim.allocation.pieces.machine import Machine
 from slurm_elastic.trainer_shim.control import handshake
 from slurm_elastic.trainer_shim.supervisor.driver import Supervisor
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, SupervisorContext
-from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Machine
+from slurm_elastic.trainer_shim.supervisor.state_machine.parts import PARTS
 
 BASE = Piece(1, "base", ("n1",), 2)
 
@@ -38,7 +39,7 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         options = Options(("train.py",), folder, "127.0.0.1", "127.0.0.1", {})
-        self.machine = Machine(SupervisorContext((BASE,), 64))
+        self.machine = Machine(SupervisorContext((BASE,), 64), PARTS)
         self.supervisor = Supervisor(options, self.machine, lambda *given: NoAgents(BASE, *given), None)
         self.supervisor._perform(self.machine.start(time.monotonic()))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
+from slurm_elastic.trainer_shim.allocation.pieces.actions import Action, Exit, LaunchAgents, ReportPhase
 from slurm_elastic.trainer_shim.allocation.pieces.events import (
     AgentUp,
     CompanionGranted,
@@ -12,19 +13,12 @@ from slurm_elastic.trainer_shim.allocation.pieces.events import (
     Event,
     ResizeCame,
 )
-from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
-    Action,
-    Exit,
-    Kill,
-    LaunchAgents,
-    ReportPhase,
-    Send,
-    Spawn,
-)
+from slurm_elastic.trainer_shim.allocation.pieces.machine import Machine
+from slurm_elastic.trainer_shim.allocation.pieces.table import nodes_of
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Kill, Send, Spawn
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, SupervisorContext
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import WorkerExit, WorkerMessage
-from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Machine
-from slurm_elastic.trainer_shim.supervisor.state_machine.workers import agents_of
+from slurm_elastic.trainer_shim.supervisor.state_machine.parts import PARTS
 
 BASE = Piece(10, "base", ("n1", "n2"), 2)
 COMPANION = Piece(11, "companion", ("n3",), 2)
@@ -35,7 +29,7 @@ class Drive:
     """A machine, its clock, and everything it has done; plays the cooperative rest of the world on request."""
 
     def __init__(self, *pieces: Piece, **options: Any) -> None:
-        self.machine = Machine(SupervisorContext(pieces or (BASE,), options.pop("batch", 64), **options))
+        self.machine = Machine(SupervisorContext(pieces or (BASE,), options.pop("batch", 64), **options), PARTS)
         self.context = self.machine.context
         self.now = 0.0
         self.done: list[Action] = []
@@ -136,11 +130,11 @@ class Drive:
             for worker in [w for w in context.workers.values() if w.ending]:
                 self(WorkerExit(worker.name, 0, 9))
             for launch in self.every(LaunchAgents):
-                for key in agents_of([launch.piece]):
-                    if key not in context.agents and context.mode is not Mode.ENDED:
+                for key in nodes_of([launch.piece]):
+                    if not context.available(key) and context.mode is not Mode.ENDED:
                         self(AgentUp(key, ("0", "1")))
-            if context.resize is not None:
-                self(CompanionRefused(context.resize.id, 0, "no"))
+            if context.change is not None:
+                self(CompanionRefused(context.change.id, 0, "no"))
             for worker in list(context.workers.values()):
                 if not worker.ready and not worker.ending and not worker.exited:
                     self.say(worker.name, "ready")

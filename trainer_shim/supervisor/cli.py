@@ -29,11 +29,12 @@ from ..allocation.daemon_client import Connect, DaemonClient
 from ..allocation.launchers import Options
 from ..allocation.lease import Lease
 from ..allocation.parent import Parent
+from ..allocation.pieces.machine import Machine
 from ..allocation.slurm_job import SlurmJob
 from ..control import copies, cuda_backend, interfaces
 from .driver import Supervisor
 from .state_machine.context import CHECKPOINT_S, RunLimits, SupervisorContext
-from .state_machine.machine import Machine
+from .state_machine.parts import PARTS
 
 EPILOG = """The script is run by the python that runs selastic, or by --python, with its arguments: once per GPU, or
 --nproc times.
@@ -290,7 +291,7 @@ def _train(
     has_daemon = jobs or "SELASTIC_URL" in os.environ or "SELASTIC_CLIENT_CONF" in os.environ
     if connect is None and has_daemon and not args.no_daemon:
         connect = functools.partial(DaemonClient, Client(), pieces[0].slurm_job_id)
-    return Supervisor(options, Machine(context), launcher, connect, lease).run()
+    return Supervisor(options, Machine(context, PARTS), launcher, connect, lease).run()
 
 
 def _command(args: argparse.Namespace) -> tuple[str, ...]:

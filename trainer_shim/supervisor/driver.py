@@ -27,8 +27,8 @@ from ..allocation import job_dir
 from ..allocation.daemon_client import Connect
 from ..allocation.launchers import Options, StartLauncher
 from ..allocation.lease import RENEW_S, Lease
+from ..allocation.pieces import actions as held
 from ..allocation.pieces.events import (
-    AgentKey,
     AgentLost,
     AgentUp,
     DirectoryTaken,
@@ -40,6 +40,8 @@ from ..allocation.pieces.events import (
     Registered,
     ResizeCame,
 )
+from ..allocation.pieces.machine import Machine
+from ..allocation.pieces.table import NodeKey
 from ..control import job_key
 from ..control.background_writer import BackgroundWriter
 from ..control.event_loop import Children, Loop
@@ -48,8 +50,8 @@ from ..control.worker_client import EXIT_LOST
 from ..node.reach import Listener
 from ..node.worker_process import NOTICES
 from .state_machine import actions, events
+from .state_machine.context import SupervisorContext
 from .state_machine.job_end import UNSAVED_CODE
-from .state_machine.machine import Machine
 
 STDOUT, STDERR = 1, 2
 LATE_EXIT_S = 1.0
@@ -68,7 +70,7 @@ class Supervisor:
     def __init__(
         self,
         options: Options,
-        machine: Machine,
+        machine: Machine[SupervisorContext],
         launcher: StartLauncher,
         connect: Connect | None,
         lease: Lease | None = None,
@@ -101,7 +103,7 @@ class Supervisor:
             if connect is not None
             else None
         )
-        self._agents: dict[str, AgentKey] = {}
+        self._agents: dict[str, NodeKey] = {}
         self._exits: dict[str, events.WorkerExit] = {}
         self._code: int | None = None
         self._told_unshared = False
@@ -217,7 +219,7 @@ class Supervisor:
 
     # --- actions ----------------------------------------------------------------------------------------------
 
-    def _perform(self, actions: list[actions.Action]) -> None:
+    def _perform(self, actions: list[held.Action]) -> None:
         for action in actions:
             _PERFORM[type(action)](self, action)
         due = self._machine.deadline()
@@ -238,11 +240,11 @@ class Supervisor:
             "SELASTIC_BATCH": str(self._options.batch or ""),
             "SELASTIC_AUDIT": self._options.audit,
             "SELASTIC_COMING": "{},{}".format(*self._machine.context.coming_size()),
-            "CUDA_VISIBLE_DEVICES": self._machine.context.agents[action.agent].gpus[action.index],
+            "CUDA_VISIBLE_DEVICES": self._machine.context.nodes.rows[action.agent].gpus[action.index],
         }
         self._to_agent(action.agent, {"type": "spawn", "worker": action.worker, "env": env, "follow": action.follow})
 
-    def _to_agent(self, key: AgentKey, message: Message) -> None:
+    def _to_agent(self, key: NodeKey, message: Message) -> None:
         self._server.send("agent", f"{key[0]}.{key[1]}", message)
 
     def _record_generation(self, action: actions.RecordGeneration) -> None:
@@ -254,12 +256,12 @@ class Supervisor:
 
         self._disk.do(lambda: job_dir.write(place, run), failed, RECORD_S)
 
-    def _retain(self, action: actions.RetainJobs) -> None:
+    def _retain(self, action: held.RetainJobs) -> None:
         self._launcher.retain(action.slurm_job_ids)
         folder = self._options.job_dir / "logs"
         self._disk.do(lambda: job_dir.put_together(folder, action.slurm_job_ids), lambda error: None, 0.0)
 
-    def _update_registration(self, action: actions.UpdateRegistration) -> None:
+    def _update_registration(self, action: held.UpdateRegistration) -> None:
         if self._daemon is not None:
             known = dataclasses.replace(
                 action.registration,
@@ -269,7 +271,7 @@ class Supervisor:
             )
             self._daemon.update_registration(known)
 
-    def _report_phase(self, action: actions.ReportPhase) -> None:
+    def _report_phase(self, action: held.ReportPhase) -> None:
         if self._daemon is not None:
             detail = codec.printable(action.phase.detail)
             self._daemon.report_phase(dataclasses.replace(action.phase, at=time.time(), detail=detail))
@@ -291,13 +293,13 @@ class Supervisor:
     def _write(self, output: int, line: str) -> None:
         self._output.append(output, f"{line}\n".encode(sys.stdout.encoding, errors="replace"))
 
-    def _start_over(self, action: actions.StartOver) -> None:
+    def _start_over(self, action: held.StartOver) -> None:
         """As after any kill: workers write what they have trained, and the parent starts another supervisor."""
         self._print(f"{action.why}; starting over with it")
         self._output.close(LAST_LINES_S)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _exit(self, action: actions.Exit) -> None:
+    def _exit(self, action: held.Exit) -> None:
         self._code = action.code
         context = self._machine.context
         if action.code not in (0, UNSAVED_CODE, EXIT_LOST) and context.saved_step is not None:
@@ -338,12 +340,12 @@ def program(command: Sequence[str]) -> str:
 
 
 _PERFORM: dict[type, Callable[[Supervisor, Any], object]] = {
-    actions.LaunchAgents: lambda self, action: self._launcher.launch(action.piece, action.number),
-    actions.DetachAgents: lambda self, action: self._launcher.detach(action.number),
-    actions.TryReach: lambda self, action: self._to_agent(
+    held.LaunchAgents: lambda self, action: self._launcher.launch(action.piece, action.number),
+    held.DetachAgents: lambda self, action: self._launcher.detach(action.number),
+    held.TryReach: lambda self, action: self._to_agent(
         action.agent, {"type": "reach", "others": [dataclasses.asdict(other) for other in action.others]}
     ),
-    actions.QuitAgent: lambda self, action: self._to_agent(action.agent, {"type": "quit"}),
+    held.QuitAgent: lambda self, action: self._to_agent(action.agent, {"type": "quit"}),
     actions.Spawn: Supervisor._spawn,
     actions.Kill: lambda self, action: self._to_agent(
         action.agent, {"type": "kill", "worker": action.worker, "signal": int(signal.SIGKILL)}
@@ -356,16 +358,16 @@ _PERFORM: dict[type, Callable[[Supervisor, Any], object]] = {
     ),
     actions.Send: lambda self, action: self._server.send("worker", action.worker, action.message),
     actions.RecordGeneration: Supervisor._record_generation,
-    actions.SubmitCompanion: lambda self, action: self._launcher.submit(
+    held.SubmitCompanion: lambda self, action: self._launcher.submit(
         action.resize_id, action.index, action.shape, action.wait_s
     ),
-    actions.DropCompanions: lambda self, action: self._launcher.drop(action.resize_id),
-    actions.CancelCompanion: lambda self, action: self._launcher.cancel(action.slurm_job_id),
-    actions.RetainJobs: Supervisor._retain,
-    actions.UpdateRegistration: Supervisor._update_registration,
-    actions.ReportPhase: Supervisor._report_phase,
+    held.DropCompanions: lambda self, action: self._launcher.drop(action.resize_id),
+    held.CancelCompanion: lambda self, action: self._launcher.cancel(action.slurm_job_id),
+    held.RetainJobs: Supervisor._retain,
+    held.UpdateRegistration: Supervisor._update_registration,
+    held.ReportPhase: Supervisor._report_phase,
     actions.ForwardReport: Supervisor._forward_report,
-    actions.Print: lambda self, action: self._print(action.text),
-    actions.StartOver: Supervisor._start_over,
-    actions.Exit: Supervisor._exit,
+    held.Print: lambda self, action: self._print(action.text),
+    held.StartOver: Supervisor._start_over,
+    held.Exit: Supervisor._exit,
 }

@@ -1,4 +1,9 @@
-"""What can happen to the nodes of a job, and to the job itself: plain values, no behaviour."""
+"""What can happen to the nodes of a job, and to the job itself, and what a framework hears of it: plain values, no
+behaviour.
+
+Events come from outside; what follows from them is emitted. Timers that are due are events too (timers). A framework
+subscribes to what concerns it: NodeUp, PiecesReady, PiecesLeaving and PiecesGone at least.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,9 @@ from dataclasses import dataclass
 from slurm_elastic.protocol.messages import Grant, Piece, Resize
 
 from ...node.reach import Listener
+from .table import Change, NodeKey
 
-AgentKey = tuple[int, str]
-"""(Slurm job id, node name); the job id is 0 without Slurm."""
+# --- from outside -----------------------------------------------------------------------------------------------
 
 
 class Event:
@@ -22,7 +27,7 @@ class Event:
 class AgentUp(Event):
     """An agent has connected; `gpus` are the device ids its workers get, one worker each ("" = a CPU worker)."""
 
-    agent: AgentKey
+    agent: NodeKey
     gpus: tuple[str, ...]
     listens: tuple[str, int] = ("", 0)
     """Address and port at which agents of other hosts can reach it; port 0: at none."""
@@ -34,14 +39,14 @@ class AgentUp(Event):
 class AgentLost(Event):
     """An agent's connection is gone, and with it every worker on that node."""
 
-    agent: AgentKey
+    agent: NodeKey
 
 
 @dataclass(frozen=True, slots=True)
 class ReachTried(Event):
     """An agent has connected to the others; those that did not answer: their listeners, each with the problem."""
 
-    agent: AgentKey
+    agent: NodeKey
     unreached: tuple[tuple[Listener, str], ...]
 
 
@@ -60,14 +65,14 @@ class StepEnded(Event):
 class NodeTerminating(Event):
     """Slurm has sent SIGTERM to a node's agent: the node will be taken away in seconds."""
 
-    agent: AgentKey
+    agent: NodeKey
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSuspending(Event):
     """Slurm has sent SIGTSTP to a node's agent: all processes there will be stopped in seconds."""
 
-    agent: AgentKey
+    agent: NodeKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +125,97 @@ class JobTerminating(Event):
 
 class DirectoryTaken(Event):
     """Another supervisor has taken the job directory over."""
+
+
+# --- what follows: for a framework --------------------------------------------------------------------------------
+
+
+class Started:
+    """The job begins, on the pieces that it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUp:
+    """A node's agent has connected, for the first time or again: nothing runs there yet."""
+
+    node: NodeKey
+    joins: bool
+    """It belongs to what a change adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeft:
+    """The agent of a node that is not in use is gone, and all that ran there."""
+
+    node: NodeKey
+
+
+class NodesSettled:
+    """A node in use has its agent, or is in use and awaited no longer: perhaps all that are awaited are there."""
+
+
+class PiecesReady:
+    """All that the change adds is there and reaches the other hosts: the framework may go over to `coming_pieces`. So
+    it may where the change adds and drops nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PiecesLeaving:
+    """The change is to do without these nodes: they are given up as soon as the framework has left them. Slurm takes
+    them in seconds where the change has the id 0."""
+
+    nodes: frozenset[NodeKey]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class PiecesGone:
+    """Nodes are lost. joins: of what a change adds, and too late for the change to be undone without the framework."""
+
+    nodes: frozenset[NodeKey]
+    why: str
+    joins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BaseGone:
+    """The batch host's agent is lost, or was not started: nothing can begin. `code`: the job's exit code for it."""
+
+    why: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRecalled:
+    """selasticd takes the change back while the framework goes over to it: it is undone if the framework can."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeUndone:
+    """The change is given up: what it would have added is sent away, and the job keeps its pieces."""
+
+    change: Change
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequeueAsked:
+    """The job is to be started again with `gpus` GPUs, once its state is saved; id 0: it is not, any more."""
+
+    resize_id: int
+    gpus: int = 0
+
+
+# --- what follows: between the parts here -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JobPreempted:
+    """Slurm takes all nodes of one companion away, or stops what runs there."""
+
+    slurm_job_id: int
+    reason: str
+
+
+class BeginWaitingResize:
+    """Nothing is under way: begin with the resize that waits, if there is one."""

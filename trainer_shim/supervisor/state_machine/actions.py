@@ -1,48 +1,13 @@
-"""What the supervisor's state machine can have done: plain values, no behaviour. The driver carries them out."""
+"""What can be done about workers, beside what concerns nodes (allocation/pieces): plain values, no behaviour."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from slurm_elastic.protocol.json_lines import Message
-from slurm_elastic.protocol.messages import Phase, Piece, Registration, Shape
 
-from ...allocation.pieces.events import AgentKey
-from ...node.reach import Listener
-
-
-class Action:
-    """One thing for the driver to carry out."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchAgents(Action):
-    """Start one agent on each node of this piece. `number` tells one launch from another of the same nodes."""
-
-    piece: Piece
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class DetachAgents(Action):
-    """All agents of this launch are there: from now on they need no process of the batch job."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class TryReach(Action):
-    """Have an agent connect to other hosts' agents; ReachTried follows."""
-
-    agent: AgentKey
-    others: tuple[Listener, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class QuitAgent(Action):
-    agent: AgentKey
+from ...allocation.pieces.actions import Action
+from ...allocation.pieces.table import NodeKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +15,7 @@ class Spawn(Action):
     """Fork a worker; `follow`: its output is also the job's output, for it becomes rank 0."""
 
     worker: str
-    agent: AgentKey
+    agent: NodeKey
     index: int
     follow: bool
 
@@ -58,21 +23,21 @@ class Spawn(Action):
 @dataclass(frozen=True, slots=True)
 class Kill(Action):
     worker: str
-    agent: AgentKey
+    agent: NodeKey
 
 
 @dataclass(frozen=True, slots=True)
 class AskStacks(Action):
     """Have workers of an agent say where they are; StackSeen follows for each."""
 
-    agent: AgentKey
+    agent: NodeKey
     workers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FollowOutput(Action):
     worker: str
-    agent: AgentKey
+    agent: NodeKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,71 +56,9 @@ class RecordGeneration(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class SubmitCompanion(Action):
-    resize_id: int
-    index: int
-    shape: Shape
-    wait_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class DropCompanions(Action):
-    """Cancel every companion of this resize, granted or not."""
-
-    resize_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class CancelCompanion(Action):
-    """Give this companion back to Slurm; selasticd has not asked for it."""
-
-    slurm_job_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class RetainJobs(Action):
-    """Nothing is done any more with companions other than these."""
-
-    slurm_job_ids: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateRegistration(Action):
-    """What trains now; the driver fills in the program and its request."""
-
-    registration: Registration
-
-
-@dataclass(frozen=True, slots=True)
-class ReportPhase(Action):
-    """A phase for the daemon; the driver fills in the time."""
-
-    phase: Phase
-
-
-@dataclass(frozen=True, slots=True)
 class ForwardReport(Action):
     """A worker's report for the daemon, with the size of the world."""
 
     report: Message = field(hash=False)
     gpus: int = 0
     nodes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Print(Action):
-    """A line for the person who reads the job's output."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Exit(Action):
-    code: int
-
-
-@dataclass(frozen=True, slots=True)
-class StartOver(Action):
-    """Give way to a supervisor of the slurm-elastic that lies on the disk now."""
-
-    why: str

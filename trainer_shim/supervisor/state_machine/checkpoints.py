@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from slurm_elastic.protocol.messages import CHECKPOINTED
 
-from ...allocation.pieces.events import Registered
+from ...allocation.pieces.actions import Print
+from ...allocation.pieces.events import Registered, RequeueAsked
+from ...allocation.pieces.holding import Handlers
+from ...allocation.pieces.machine import Part
 from ...numerics.checkpoint_interval import interval_s
 from . import events
-from .actions import Print
-from .context import Handlers, Mode, Part, SupervisorContext, number
+from .context import Mode, SupervisorContext, number
 from .timers import CheckpointTimer
 
 WARN_AFTER = 3
@@ -23,7 +25,7 @@ CHANGED = 1.25
 """Times an interval or a size is another before selasticd is told again."""
 
 
-class Checkpoints(Part):
+class Checkpoints(Part[SupervisorContext]):
     """The part of the machine that asks for checkpoints and notes them."""
 
     def __init__(self, context: SupervisorContext) -> None:
@@ -35,6 +37,10 @@ class Checkpoints(Part):
         self._last = events.CheckpointSaved(0)
         """The last one whose cost was measured."""
         self._node_failure_s = 0.0
+        self._requeue_id = 0
+        """The resize for which a checkpoint is to be written, to start again at another size; 0: none."""
+        self._requeue_from_step = 0
+        """A checkpoint of an earlier step is not good enough for it."""
         self._told = (0.0, 0.0)
         """(interval, MB) that selasticd knows."""
 
@@ -62,6 +68,7 @@ class Checkpoints(Part):
             events.CheckpointFailed: self._failed,
             events.WorldRuns: self._world_runs,
             Registered: self._registered,
+            RequeueAsked: self._requeue,
         }
 
     def _too_old(self, event: CheckpointTimer) -> None:
@@ -81,9 +88,16 @@ class Checkpoints(Part):
             self._last = event
         self._wait()
         self._tell()
-        if context.requeue_id and event.step >= context.requeue_from_step:
-            resize_id, context.requeue_id = context.requeue_id, 0
+        if self._requeue_id and event.step >= self._requeue_from_step:
+            resize_id, self._requeue_id = self._requeue_id, 0
             context.report_phase(resize_id, "saved")
+
+    def _requeue(self, event: RequeueAsked) -> None:
+        context = self._context
+        self._requeue_id, self._requeue_from_step = event.resize_id, context.reported_step
+        if event.resize_id:
+            context.do(Print(f"resize {event.resize_id}: writing a checkpoint, to start again on {event.gpus} GPUs"))
+            context.ask_for_checkpoint()
 
     def _registered(self, event: Registered) -> None:
         self._node_failure_s = event.node_failure_s
@@ -94,8 +108,9 @@ class Checkpoints(Part):
         if last.pause_s <= 0 or all(_alike(one, other) for one, other in zip(now, self._told, strict=True)):
             return
         self._told = now
-        cost = {"pause_s": last.pause_s, "write_s": last.write_s, "megabytes": last.megabytes}
-        self._context.report_phase(0, CHECKPOINTED, counters=cost, every_s=now[0])
+        self._context.report_phase(
+            0, CHECKPOINTED, every_s=now[0], pause_s=last.pause_s, write_s=last.write_s, megabytes=last.megabytes
+        )
 
     def _world_runs(self, event: events.WorldRuns) -> None:
         """A new world has its full time: its state was saved where it began. Where a checkpoint is wanted it is asked
@@ -106,7 +121,7 @@ class Checkpoints(Part):
         self._warn_if_long()
         if world is None or not world.in_place:
             self._wait()
-        if self._context.requeue_id:
+        if self._requeue_id:
             self._context.ask_for_checkpoint()
 
     def _failed(self, event: events.CheckpointFailed) -> None:

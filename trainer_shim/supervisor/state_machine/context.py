@@ -1,37 +1,28 @@
-"""What the parts of the supervisor's state machine share: the job's state, the actions so far, the follow-up events.
+"""What the parts of the supervisor's state machine share beside the nodes (allocation/pieces): workers, and worlds.
 
-Pure. A part reads and changes the state here, and adds actions; it never calls another part. Where another part has to
-act it emits an event, which the machine dispatches within the same call.
+Pure. It never gambles with the training: until a new world has done its first step the pieces of the old one are what
+the job uses, and every doubt ends in a restart from the last checkpoint, a bounded number of times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.message_fields import LARGEST
-from slurm_elastic.protocol.messages import Phase, Piece, Registration, Unreached
+from slurm_elastic.protocol.messages import Piece, Unreached
 
-from ...allocation.pieces.events import AgentKey
+from ...allocation.pieces.holding import Holding, Limits
+from ...allocation.pieces.table import ADDED, Change, NodeKey
 from . import actions, events
-from .timers import KillTimer, Timers
-from .workers import ConnectedAgent, Worker, WorkerGroup, agents_of, joined
+from .timers import DisconnectedTimer, KillTimer, RollBackTimer
+from .workers import Worker, WorkerGroup
 
 CHECKPOINT_S = 600.0
 """Between two checkpoints, while nothing is known that says how often is best."""
-Handlers = Mapping[type[Any], Callable[[Any], None]]
-"""What a part does about each kind of event that it subscribes to."""
-
-
-class Part:
-    """One part of the machine."""
-
-    def __init__(self, context: SupervisorContext) -> None:
-        self._context = context
 
 
 class Mode(Enum):
@@ -46,27 +37,21 @@ class Mode(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RunLimits:
+class RunLimits(Limits):
     """Times in seconds."""
 
-    agents_s: float = 120.0
-    """From starting the agents to their connection; nodes that stay silent longer are left out."""
     kill_s: float = 15.0
     """From a kill to the process's end; a node that stays silent longer is given up."""
     world_s: float = 120.0
     """How long the workers of a coming world may take to arrive; and, when it fails, those of the old one to go on."""
     forming_s: float = 30.0
     """Longest time for one communication while a process group forms and state is handed over."""
-    warm_up_s: float = 900.0
-    """From a companion's grant to its workers being ready, where selasticd does not end it sooner (warm_up_s)."""
     first_step_s: float = 600.0
     """Longest time for one communication in a new world's first step: it may compile."""
     checkpoint_s: float = CHECKPOINT_S
     """Longest time without a checkpoint; what a lost node costs at most."""
     checkpoint_given: bool = False
     """The user has said so; else it is what is best by what checkpoints cost and how often nodes are lost, if known."""
-    end_s: float = 25.0
-    """From Slurm's SIGTERM to the end of the job, a little less than to its SIGKILL."""
     hang_s: float = 300.0
     """Shortest time without a step after which all ranks' stacks are shown."""
     hang_end_s: float = 0.0
@@ -79,48 +64,22 @@ class RunLimits:
     a checkpoint each time."""
 
 
-class Stage(Enum):
-    """WAITING for Slurm to grant; WARMING up; AGREEING on the step at which to change worlds."""
-
-    WAITING = "waiting"
-    WARMING = "warming"
-    AGREEING = "agreeing"
-
-
 @dataclass(slots=True)
-class RunningResize:
-    """The resize under way. `id` is 0 for one that the supervisor itself wants."""
+class Switch:
+    """A change of pieces or batch for which the coming world is announced."""
 
-    id: int
-    keep: tuple[Piece, ...]
-    batch: int
-    wait_s: float
-    reason: str
-    stage: Stage = Stage.WAITING
-    added: dict[int, Piece] = field(default_factory=dict)
-    """Companions granted, or nodes that are taken back."""
-    awaited: int = 0
-    """Companions asked for."""
-    agents: set[AgentKey] = field(default_factory=set)
-    """Of what is added, as far as they have connected."""
-    reaching: set[AgentKey] = field(default_factory=set)
-    """Those of them that still try whether they reach the other hosts."""
-    world: WorkerGroup | None = None
-    """The coming one, once it is announced."""
-    agreed: bool = False
-    """A member has stopped at the agreed step: the new world comes, or a restart does."""
+    change: Change
+    world: WorkerGroup
+    joiners: bool
+    """It has members that the old one has not."""
     doubt: str = ""
     """Why the new world cannot come any more; its members are to go back, and have not said so yet."""
-    recalled: str = ""
-    """Why it is not wanted any more; its members are asked whether they have left for it already."""
-
-    @property
-    def pieces(self) -> tuple[Piece, ...]:
-        return joined([*self.keep, *(self.added[index] for index in sorted(self.added))])
 
 
-class SupervisorContext:
+class SupervisorContext(Holding):
     """The job as its supervisor sees it."""
+
+    limits: RunLimits
 
     def __init__(
         self,
@@ -131,19 +90,13 @@ class SupervisorContext:
         limits: RunLimits | None = None,
     ) -> None:
         """pieces: the base first, its batch host first. saved_step: of the newest checkpoint, if there is one."""
-        self.limits = limits or RunLimits()
-        self.now = 0.0
+        super().__init__(pieces, limits or RunLimits())
         self.mode = Mode.STARTING
-        self.timers = Timers()
-        self.pieces = pieces
-        """Those whose GPUs train, or are to train next."""
-        self.batch_host: AgentKey = (pieces[0].slurm_job_id, pieces[0].nodes[0])
-        self.agents: dict[AgentKey, ConnectedAgent] = {}
-        self.awaited: set[AgentKey] = set()
-        """Agents that the next world waits for; those of a companion are the resize's."""
         self.workers: dict[str, Worker] = {}
         self.world: WorkerGroup | None = None
-        self.resize: RunningResize | None = None
+        self.switch: Switch | None = None
+        self.called_off: dict[int, Switch] = {}
+        """By generation: their members may agree on it all the same."""
         self.batch = batch
         self.generation = generation
         """The highest ever used by this job."""
@@ -153,38 +106,23 @@ class SupervisorContext:
         """Seconds between two reports, as selasticd wants it; 0: it has not said."""
         self.has_trained = False
         """Some world has trained: an error is no longer one that would only come again."""
-        self.ending = False
-        """The job is about to be killed: no more resizes."""
         self.stop_code: int | None = None
         """The job is to end with this code as soon as a checkpoint is written."""
-        self.requeue_id = 0
-        """The resize for which a checkpoint is to be written, to start again at another size; 0: none."""
         self.stalled = False
         """It is said that no step is done."""
-        self.restart_id = 0
-        """The resize that the restart under way carries out; 0: none."""
-        self.requeue_from_step = 0
-        """A checkpoint of an earlier step is not good enough for it."""
-        self._incarnations: dict[tuple[AgentKey, int], int] = {}
-        self._actions: list[actions.Action] = []
-        self._emitted: list[Any] = []
+        self.restart: Change | None = None
+        """What the next restart, or the one under way, carries out."""
+        self._incarnations: dict[tuple[NodeKey, int], int] = {}
 
-    # --- out --------------------------------------------------------------------------------------------------
+    @property
+    def mode(self) -> Mode:
+        return self._mode
 
-    def do(self, action: actions.Action) -> None:
-        self._actions.append(action)
-
-    def emit(self, event: object) -> None:
-        """Have an event dispatched after the handler that runs now, before anything that waits already."""
-        self._emitted.append(event)
-
-    def take_actions(self) -> list[actions.Action]:
-        taken, self._actions = self._actions, []
-        return taken
-
-    def take_emitted(self) -> list[Any]:
-        taken, self._emitted = self._emitted, []
-        return taken
+    @mode.setter
+    def mode(self, mode: Mode) -> None:
+        self._mode = mode
+        self.settled = mode is Mode.RUNNING
+        self.over, self.ended = mode in (Mode.FINISHING, Mode.ENDED), mode is Mode.ENDED
 
     # --- who is there -----------------------------------------------------------------------------------------
 
@@ -193,60 +131,43 @@ class SupervisorContext:
         names = self.world.members if self.world else ()
         return [self.workers[name] for name in names if name in self.workers]
 
-    def had(self) -> set[AgentKey]:
-        """Every node that there ever were workers on, of the Slurm jobs that are in use."""
-        return {agent for agent, _ in self._incarnations}
-
-    def workers_on(self, agents: Iterable[AgentKey]) -> list[Worker]:
-        wanted = set(agents)
+    def workers_on(self, nodes: Iterable[NodeKey]) -> list[Worker]:
+        wanted = set(nodes)
         return [worker for worker in self.workers.values() if worker.agent in wanted]
-
-    def available(self, key: AgentKey) -> bool:
-        """Whether this agent is there, and not quitting."""
-        agent = self.agents.get(key)
-        return agent is not None and not agent.quitting
-
-    def joins(self, key: AgentKey) -> bool:
-        """Whether this agent belongs to a companion that the running resize adds."""
-        return self.resize is not None and key in agents_of(self.resize.added.values())
-
-    def joiner_awaited(self, keys: Iterable[AgentKey]) -> bool:
-        """Whether one of these agents belongs to such a companion and has not connected."""
-        return self.resize is not None and any(self.joins(key) and key not in self.resize.agents for key in keys)
 
     def leaves(self, worker: Worker) -> bool:
         """Whether the coming world does without this worker."""
-        coming = self.resize.world if self.resize else None
-        return coming is not None and worker.name not in coming.members
+        return self.switch is not None and worker.name not in self.switch.world.members
 
     def coming(self, generation: int) -> WorkerGroup | None:
         """The coming world, if this is its generation."""
-        world = self.resize.world if self.resize else None
+        world = self.switch.world if self.switch else None
         return world if world is not None and world.generation == generation else None
 
     def coming_size(self) -> tuple[int, int]:
         """Ranks and batch of the world that workers are started for."""
-        resize = self.resize
-        pieces = resize.pieces if resize is not None else self.pieces
-        return sum(piece.gpus for piece in pieces), resize.batch if resize is not None else self.batch
+        batch = self.change.batch if self.change is not None else 0
+        return sum(piece.gpus for piece in self.coming_pieces), batch or self.batch
 
-    def forget_left(self) -> None:
-        """Forget the companions that are not in use any more: a job may have thousands of them, one after another."""
-        retained = frozenset(piece.slurm_job_id for piece in self.pieces)
-        self._incarnations = {key: count for key, count in self._incarnations.items() if key[0][0] in retained}
-        self.do(actions.RetainJobs(retained))
-        self.emit(events.JobsLeft(retained))
+    def agreed(self) -> bool:
+        """Whether a member has stopped at the step that was agreed on: the new world comes, or a restart does."""
+        return self.change is not None and self.change.agreed
+
+    def retain(self) -> None:
+        super().retain()
+        used = self.nodes.jobs()
+        self._incarnations = {key: count for key, count in self._incarnations.items() if key[0][0] in used}
 
     # --- workers ----------------------------------------------------------------------------------------------
 
-    def spawn_on(self, agents: Iterable[AgentKey]) -> None:
-        """One worker for each GPU of these agents."""
-        for key in agents:
-            for index in range(len(self.agents[key].gpus)):
+    def spawn_on(self, nodes: Iterable[NodeKey]) -> None:
+        """One worker for each GPU of these nodes."""
+        for key in nodes:
+            for index in range(len(self.nodes.rows[key].gpus)):
                 worker = self._new_worker(key, index)
                 self.do(actions.Spawn(worker.name, key, index, follow=key == self.batch_host and index == 0))
 
-    def _new_worker(self, agent: AgentKey, index: int) -> Worker:
+    def _new_worker(self, agent: NodeKey, index: int) -> Worker:
         """A worker with a name never used before: `<job>.<node>.<index>`, then `.2`, `.3` for its successors."""
         count = self._incarnations.get((agent, index), 0) + 1
         self._incarnations[agent, index] = count
@@ -263,12 +184,14 @@ class SupervisorContext:
                 if KillTimer(worker.agent) not in self.timers:
                     self.timers.set(KillTimer(worker.agent), self.now + self.limits.kill_s)
 
-    def quit_agents(self, agents: Iterable[AgentKey]) -> None:
-        for key in agents:
-            agent = self.agents.get(key)
-            if agent is not None and not agent.quitting:
-                agent.quitting = True
-                self.do(actions.QuitAgent(key))
+    def forget_workers(self, node: NodeKey) -> list[Worker]:
+        """Drop the workers of a node, which are gone with its agent; they are returned."""
+        self.timers.cancel(KillTimer(node))
+        gone = self.workers_on([node])
+        for worker in gone:
+            del self.workers[worker.name]
+            self.timers.cancel(DisconnectedTimer(worker.name))
+        return gone
 
     # --- worlds -----------------------------------------------------------------------------------------------
 
@@ -304,9 +227,9 @@ class SupervisorContext:
             self.do(actions.Send(worker.name, {**common, "rank": -1, "leave": True}))
         return WorkerGroup(self.generation, members, batch, source, in_place)
 
-    def enter(self, world: WorkerGroup, pieces: tuple[Piece, ...]) -> None:
+    def enter(self, world: WorkerGroup) -> None:
         """This world has done its first step: it is what trains now."""
-        self.world, self.pieces = world, pieces
+        self.world = world
         self.batch = world.batch or self.batch
         self.mode = Mode.RUNNING
         self.has_trained = True
@@ -315,9 +238,8 @@ class SupervisorContext:
         first = self.workers[world.members[0]]
         self.do(actions.FollowOutput(first.name, first.agent))
         micro_batch = int(number(first.config.get("micro_batch")))
-        now = Registration(VERSION, world.generation, pieces, self.batch, program="", max_micro_batch=micro_batch)
-        self.do(actions.UpdateRegistration(now))
-        self.forget_left()
+        self.register(generation=world.generation, max_micro_batch=micro_batch)
+        self.retain()
         self.emit(events.WorldRuns())
 
     def origin(self) -> str:
@@ -329,54 +251,40 @@ class SupervisorContext:
         if self.world is not None and self.world.members[0] in self.workers:
             self.do(actions.Send(self.world.members[0], {"type": "checkpoint"}))
 
-    def call_off(self, resize: RunningResize, lost: bool) -> None:
+    def call_off(self, switch: Switch, lost: bool) -> None:
         """Tell the members of the old world that the new one is not wanted any more. lost: that it cannot come, so that
         who has left for it turns back."""
-        if resize.world is not None:
-            abort: Message = {"type": "abort", "generation": resize.world.generation, "lost": lost}
-            for worker in self.members():
-                self.do(actions.Send(worker.name, abort))
+        abort: Message = {"type": "abort", "generation": switch.world.generation, "lost": lost}
+        for worker in self.members():
+            self.do(actions.Send(worker.name, abort))
+
+    def go_over(self) -> frozenset[NodeKey]:
+        self.switch = None
+        self.timers.cancel(RollBackTimer())
+        return super().go_over()
+
+    def undo(self, why: str, phase: str = "failed", unreached: tuple[Unreached, ...] = ()) -> None:
+        """The same, for the workers: those of the coming world alone are killed, the others told to stay."""
+        change, switch = self.change, self.switch
+        if change is None:
+            return
+        self.switch = None
+        self.timers.cancel(RollBackTimer())
+        if switch is not None:
+            self.called_off[switch.world.generation] = switch
+            self.call_off(switch, lost=switch.joiners)  # whose workers are killed
+        self.kill(self.workers_on(self.nodes.of(*ADDED)))
+        super().undo(why, phase, unreached)
+        if switch is not None and change.agreed:
+            self.emit(events.Restart(why, 1))
 
     # --- the daemon, and the end ------------------------------------------------------------------------------
 
     def report_phase(
-        self,
-        resize_id: int,
-        phase: str,
-        detail: str = "",
-        counters: Message | None = None,
-        exit_code: int = 0,
-        unreached: tuple[Unreached, ...] = (),
-        every_s: float = 0.0,
+        self, resize_id: int, phase: str, detail: str = "", unreached: tuple[Unreached, ...] = (), **figures: Any
     ) -> None:
-        """A phase for the daemon, with what trains now."""
-        counters = counters or {}
-        self.do(
-            actions.ReportPhase(
-                Phase(
-                    resize=resize_id,
-                    phase=phase,
-                    generation=self.world.generation if self.world else self.generation,
-                    pieces=self.pieces,
-                    batch=self.batch,
-                    at=0.0,
-                    pause_s=number(counters.get("pause_s")),
-                    step=int(number(counters.get("step"))),
-                    samples=int(number(counters.get("samples"))),
-                    detail=detail,
-                    exit_code=exit_code,
-                    unreached=unreached,
-                    megabytes=number(counters.get("megabytes")),
-                    write_s=number(counters.get("write_s")),
-                    every_s=every_s,
-                )
-            )
-        )
-
-    def fail_start(self, why: str, code: int) -> None:
-        """The workers cannot be started as things are; also while starting again this counts like any other failure."""
-        self.mode = Mode.STARTING
-        self.emit(events.Restart(why, code))
+        now = {"generation": self.world.generation} if self.world else {}
+        super().report_phase(resize_id, phase, detail, unreached, **now, **figures)
 
     def end(self, code: int) -> None:
         """From here on the job is ending; nothing else begins."""
@@ -390,3 +298,9 @@ def number(value: object) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LARGEST:
         return float(value)
     return 0.0
+
+
+def figures(message: Message) -> dict[str, Any]:
+    """What a phase holds of a worker's message."""
+    found = {name: number(message.get(name)) for name in ("pause_s", "megabytes", "write_s") if name in message}
+    return found | {name: int(number(message.get(name))) for name in ("step", "samples") if name in message}

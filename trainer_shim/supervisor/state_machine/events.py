@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slurm_elastic.protocol.json_lines import Message
-from slurm_elastic.protocol.messages import Piece, Unreached
 
 from ...allocation.pieces.events import Event
 
@@ -56,24 +55,8 @@ class StackSeen(Event):
 # --- follow-ups: what has happened ------------------------------------------------------------------------------
 
 
-class Started:
-    """The supervisor begins."""
-
-
-class AgentsSettled:
-    """An agent has come, has quit, or is awaited no longer: perhaps workers can start, or their world can form."""
-
-
 class Restarting:
     """The old world is given up; its workers are being killed."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobPreempted:
-    """Slurm takes all nodes of one companion away, or stops what runs there."""
-
-    slurm_job_id: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +83,6 @@ class FirstStepDone:
 
     generation: int
     message: Message = field(hash=False)
-
-
-@dataclass(frozen=True, slots=True)
-class JobsLeft:
-    """The job uses these Slurm jobs only; it takes no node of another one back."""
-
-    retained: frozenset[int]
 
 
 class WorldRuns:
@@ -177,17 +153,6 @@ class LeaverGone:
 
 
 @dataclass(frozen=True, slots=True)
-class ResizeRolledBack:
-    """The resize of this generation is undone, and nobody comes from that world any more."""
-
-    generation: int
-
-
-class JoinersReady:
-    """All workers of the companions are warm: the worlds can change."""
-
-
-@dataclass(frozen=True, slots=True)
 class TrainingOver:
     """A worker has finished its loop, or its script; `message` has the training's counters, if it said them."""
 
@@ -195,13 +160,6 @@ class TrainingOver:
 
 
 # --- follow-ups: what another part is to do ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StartAgents:
-    """Start one agent on each node of this piece."""
-
-    piece: Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,23 +182,10 @@ class EndStalled:
 
 
 @dataclass(frozen=True, slots=True)
-class UndoResize:
-    """Give the resize under way up, if there is one."""
-
-    detail: str
-    phase: str = "failed"
-    unreached: tuple[Unreached, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class AwaitRollBack:
     """Wait for the members to come back from a generation that was called off while they agreed on it."""
 
     generation: int
-
-
-class BeginWaitingResize:
-    """Nothing is under way: begin with the resize that waits, if there is one."""
 
 
 class EndIfOver:

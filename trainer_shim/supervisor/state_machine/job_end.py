@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from slurm_elastic.protocol.json_lines import Message
 
+from ...allocation.pieces.actions import Exit, Print
 from ...allocation.pieces.events import DirectoryTaken, JobTerminating
+from ...allocation.pieces.holding import Handlers
+from ...allocation.pieces.machine import Part
+from ...allocation.pieces.table import THERE
 from ...control.worker_client import EXIT_LOST
 from . import events
-from .actions import Exit, Print, Send
-from .context import Handlers, Mode, Part, SupervisorContext
+from .actions import Send
+from .context import Mode, SupervisorContext, figures
 from .timers import LastCheckpointTimer
 
 SIGTERM_CODE = 128 + 15
@@ -17,7 +21,7 @@ UNSAVED_CODE = 74
 """EX_IOERR: the training is over, and its end is in no checkpoint."""
 
 
-class JobEnd(Part):
+class JobEnd(Part[SupervisorContext]):
     """The part of the machine that ends the job. It takes an event after all the others."""
 
     def __init__(self, context: SupervisorContext) -> None:
@@ -135,8 +139,10 @@ class JobEnd(Part):
 
     def _end(self, event: events.EndJob) -> None:
         context = self._context
+        context.undo("the job is ending", "withdrawn")
         context.kill(context.workers.values())
         context.timers.clear()
-        context.quit_agents(context.agents)
-        context.report_phase(0, "finished", f"exit code {event.code}", self._counters, event.code)
+        told = figures(self._counters)
+        context.report_phase(0, "finished", f"exit code {event.code}", exit_code=event.code, **told)
+        context.quit(context.nodes.of(*THERE))
         context.do(Exit(event.code))

@@ -7,22 +7,21 @@ from __future__ import annotations
 
 from slurm_elastic.protocol.errors import TrainingError
 
+from ...allocation.pieces.actions import Print, QuitAgent
+from ...allocation.pieces.events import BaseGone, BeginWaitingResize, NodeLeft, NodesSettled, PiecesGone
+from ...allocation.pieces.holding import Handlers
+from ...allocation.pieces.machine import Part
+from ...allocation.pieces.table import NodeKey, nodes_of
+from ...allocation.pieces.timers import AgentsTimer
 from ...control.worker_client import EXIT_LOST
 from . import events
-from .actions import Kill, Print
-from .context import Handlers, Mode, Part, SupervisorContext, number
-from .timers import (
-    AgentsTimer,
-    CheckpointTimer,
-    CulpritTimer,
-    DisconnectedTimer,
-    KillTimer,
-    LastCheckpointTimer,
-    RollBackTimer,
-)
-from .workers import Worker, agents_of, ranked
+from .actions import Kill
+from .context import Mode, SupervisorContext, figures, number
+from .timers import CheckpointTimer, CulpritTimer, DisconnectedTimer, KillTimer, LastCheckpointTimer, RollBackTimer
+from .workers import Worker, ranked
 
 KILLED = 128
+SIGKILLED = KILLED + 9
 WITHOUT_LOOP = (
     "the script has ended without a loop of the job, so that each worker ran it for itself; accepted: "
     "job = elastic.join(...), and then `for epoch in job.epochs(n):` or `while job.next():`"
@@ -32,7 +31,7 @@ REFUSED = f"{TrainingError.__qualname__} at "
 """What the origin of such an error begins with."""
 
 
-class Restarts(Part):
+class Restarts(Part[SupervisorContext]):
     """The part of the machine that counts failures and decides what follows them."""
 
     def __init__(self, context: SupervisorContext) -> None:
@@ -51,7 +50,11 @@ class Restarts(Part):
 
     def handlers(self) -> Handlers:
         return {
-            events.AgentsSettled: self._agents_settled,
+            NodesSettled: lambda event: self._nodes_settled(),
+            NodeLeft: self._node_left,
+            PiecesGone: self._pieces_gone,
+            BaseGone: lambda event: self._fail_start(event.why, event.code),
+            KillTimer: self._not_dead,
             events.WorkerReady: lambda event: self._form_if_ready(),
             events.FirstStepDone: self._first_step_done,
             events.Restart: self._restart,
@@ -66,14 +69,14 @@ class Restarts(Part):
 
     # --- beginning --------------------------------------------------------------------------------------------
 
-    def _agents_settled(self, event: events.AgentsSettled) -> None:
+    def _nodes_settled(self) -> None:
         self._respawn_if_dead()
         self._form_if_ready()
 
     def _form_if_ready(self) -> None:
         """Send the first world of a generation once all its workers are warm."""
         context = self._context
-        here = [key for key in agents_of(context.pieces) if context.available(key)]
+        here = [key for key in nodes_of(context.pieces) if context.available(key)]
         workers = [worker for worker in context.workers_on(here) if not worker.ending]
         if context.mode is not Mode.STARTING or context.awaited or not workers:
             return
@@ -105,13 +108,13 @@ class Restarts(Part):
         began_at = int(number(event.message.get("step"))) - 1
         if 0 <= began_at < (context.saved_step or 0):  # newer ones are damaged: none is a way back
             context.saved_step = self._failed_at = began_at
-        context.enter(world, context.pieces)
-        resize_id, context.restart_id = context.restart_id, 0
-        context.report_phase(resize_id, "running", "", event.message)
+        context.enter(world)
+        change, context.restart = context.restart, None
+        context.report_phase(change.id if change is not None else 0, "running", **figures(event.message))
         where = ", ".join(f"{len(piece.nodes)} x {piece.gpus_per_node} of {piece.kind}" for piece in context.pieces)
         text = f"generation {world.generation}: {len(world.members)} workers ({where}), from {world.source}"
         context.do(Print(text))
-        context.emit(events.BeginWaitingResize())
+        context.emit(BeginWaitingResize())
 
     # --- beginning again --------------------------------------------------------------------------------------
 
@@ -120,8 +123,8 @@ class Restarts(Part):
         context = self._context
         if context.mode in (Mode.RESTARTING, Mode.ENDED):
             return
-        if context.resize is not None:  # undone first; if it was agreed on, that restarts already
-            context.emit(events.UndoResize(event.why))
+        if context.change is not None:  # undone first; if it was agreed on, that restarts already
+            context.undo(event.why)
             context.emit(event)
             return
         same_error = self._count(event)
@@ -164,6 +167,10 @@ class Restarts(Part):
         for worker in [worker for worker in context.workers.values() if worker.exited]:
             del context.workers[worker.name]
         context.kill(context.workers.values())
+        if (change := context.restart) is not None:
+            context.batch = change.batch or context.batch
+            context.use_without(set(nodes_of(context.pieces)).difference(nodes_of(change.keep)))
+        context.do_without_lost()
         context.emit(events.Restarting())
 
     def _respawn_if_dead(self) -> None:
@@ -172,7 +179,7 @@ class Restarts(Part):
         waits = context.awaited or not context.available(context.batch_host)
         if context.mode is not Mode.RESTARTING or waits:
             return
-        keys = agents_of(context.pieces)
+        keys = nodes_of(context.pieces)
         if not context.workers_on(keys):
             context.mode = Mode.STARTING
             context.spawn_on(key for key in keys if context.available(key))
@@ -188,6 +195,44 @@ class Restarts(Part):
         else:
             self._differed = True
             self._restart(events.Restart(event.why, EXIT_LOST))
+
+    # --- a node's end -----------------------------------------------------------------------------------------
+
+    def _node_left(self, event: NodeLeft) -> None:
+        self._context.forget_workers(event.node)
+        self._nodes_settled()
+
+    def _pieces_gone(self, event: PiecesGone) -> None:
+        for key in sorted(event.nodes) if not event.joins else ():
+            self._lost(key, event.why)
+
+    def _lost(self, key: NodeKey, why: str) -> None:
+        """A node that trains is gone, and its workers with it. Who was about to leave is not missed."""
+        context, gone = self._context, self._context.forget_workers(key)
+        if gone and all(worker.quiesced and context.leaves(worker) for worker in gone):
+            context.emit(events.LeaverGone())
+        elif context.mode is Mode.FINISHING and all(worker.exited or worker.done for worker in gone):
+            context.emit(events.EndIfOver())
+        elif context.mode is not Mode.RESTARTING:
+            self._restart(events.Restart(why, SIGKILLED))
+        elif key == context.batch_host:
+            self._fail_start(why, SIGKILLED)
+        else:
+            context.leave_out_lost()
+            self._nodes_settled()
+
+    def _fail_start(self, why: str, code: int) -> None:
+        """The workers cannot be started as things are; also while starting again this counts like any other failure."""
+        self._context.mode = Mode.STARTING
+        self._restart(events.Restart(why, code))
+
+    def _not_dead(self, event: KillTimer) -> None:
+        """A node where killed workers are not dead in time is left out."""
+        context, key = self._context, event.agent
+        if any(worker.ending and not worker.exited for worker in context.workers_on([key])):
+            context.do(QuitAgent(key))
+            context.do(Print(f"the workers on {key[1]} do not die; going on without the node"))
+            context.lose(key)
 
     # --- a worker's end ---------------------------------------------------------------------------------------
 
@@ -227,7 +272,7 @@ class Restarts(Part):
         context = self._context
         code = KILLED + event.signal if event.signal else event.code
         why = f"worker {worker.name} {_how(event)}"
-        if worker.error and (context.resize is not None or not event.raised):  # else its last lines say it
+        if worker.error and (context.change is not None or not event.raised):  # else its last lines say it
             why += f": {worker.error}"
         followed = worker.agent == context.batch_host and worker.index == 0
         shown = event.raised and (followed or (event.error and event.error == self._error))

@@ -7,19 +7,23 @@ follows.
 
 from __future__ import annotations
 
+from ...allocation.pieces.actions import Print
+from ...allocation.pieces.events import BeginWaitingResize, PiecesGone
+from ...allocation.pieces.holding import Handlers
+from ...allocation.pieces.machine import Part
+from ...allocation.pieces.table import ADDED
 from . import events
-from .actions import Print
-from .context import Handlers, Part
+from .context import SupervisorContext
 from .timers import RollBackTimer
 
 
-class RollBack(Part):
+class RollBack(Part[SupervisorContext]):
     """The part of a resize that is only needed when something goes wrong late."""
 
     def handlers(self) -> Handlers:
         return {
+            PiecesGone: lambda event: self._joiner_lost(event.why) if event.joins else None,
             events.JoinerLost: lambda event: self._joiner_lost(event.detail),
-            events.JobPreempted: self._job_preempted,
             events.LeaverGone: self._leaver_gone,
             events.AwaitRollBack: lambda event: self._wait(event.generation),
             events.WorldRolledBack: self._rolled_back,
@@ -33,31 +37,27 @@ class RollBack(Part):
 
     def _rolled_back(self, event: events.WorldRolledBack) -> None:
         """The coming world did not come about; the old one, whole, goes on."""
-        context, resize = self._context, self._context.resize
+        context, switch = self._context, self._context.switch
         context.timers.cancel(RollBackTimer(event.generation))
-        if resize is not None and context.coming(event.generation) is not None:
-            resize.agreed = False
-            phase = "withdrawn" if resize.recalled else "failed"
-            said = (worker.error for worker in context.workers_on(resize.agents) if worker.error)
-            why = resize.recalled or resize.doubt or next(said, "") or event.error  # a joiner's own error is the cause
-            context.emit(events.UndoResize(why, phase))
-            context.emit(events.ResizeRolledBack(event.generation))
+        if switch is not None and switch.world.generation == event.generation:
+            change = switch.change
+            change.agreed = False
+            said = (worker.error for worker in context.workers_on(context.nodes.of(*ADDED)) if worker.error)
+            why = change.recalled or switch.doubt or next(said, "") or event.error  # a joiner's own error is the cause
+            context.undo(why, "withdrawn" if change.recalled else "failed")
+            context.called_off.pop(event.generation)
+            context.emit(BeginWaitingResize())
 
-    def _job_preempted(self, event: events.JobPreempted) -> None:
-        resize = self._context.resize
-        if resize is not None and any(piece.slurm_job_id == event.slurm_job_id for piece in resize.added.values()):
-            self._joiner_lost(event.reason)
-
-    def _joiner_lost(self, detail: str) -> None:
-        """Without an agreement the resize ends; after one the old world is waited for, if it is whole."""
-        context, resize = self._context, self._context.resize
-        if resize is None or not resize.agreed or not self._is_whole():
-            context.emit(events.UndoResize(detail))
-        elif not resize.doubt:
-            resize.doubt = detail
-            context.do(Print(f"{detail}: waiting for the old world to go on"))
-            context.call_off(resize, lost=True)
-            context.kill(context.workers_on(resize.agents))  # the rest of them would only be waited for
+    def _joiner_lost(self, why: str) -> None:
+        """Without an agreement the change ends; after one the old world is waited for, if it is whole."""
+        context, switch = self._context, self._context.switch
+        if switch is None or not switch.change.agreed or not self._is_whole():
+            context.undo(why)
+        elif not switch.doubt:
+            switch.doubt = why
+            context.do(Print(f"{why}: waiting for the old world to go on"))
+            context.call_off(switch, lost=True)
+            context.kill(context.workers_on(context.nodes.of(*ADDED)))  # the rest of them would only be waited for
             self._wait(0)
 
     def _is_whole(self) -> bool:
@@ -67,16 +67,16 @@ class RollBack(Part):
 
     def _leaver_gone(self, event: events.LeaverGone) -> None:
         """There is no way back any more."""
-        resize = self._context.resize
-        if resize is not None:
-            resize.agreed = True
-            if resize.doubt:
-                self._context.emit(events.UndoResize(resize.doubt))
+        switch = self._context.switch
+        if switch is not None:
+            switch.change.agreed = True
+            if switch.doubt:
+                self._context.undo(switch.doubt)
 
     def _timed_out(self, event: RollBackTimer) -> None:
-        context, resize = self._context, self._context.resize
+        context, switch = self._context, self._context.switch
         why = f"nobody went on within {context.limits.world_s:.0f} s"
         if event.generation:
             context.emit(events.Restart(f"generation {event.generation} was agreed on and called off, and {why}", 1))
-        elif resize is not None and resize.doubt:
-            context.emit(events.UndoResize(f"{resize.doubt}, and {why}"))
+        elif switch is not None and switch.doubt:
+            context.undo(f"{switch.doubt}, and {why}")

@@ -11,11 +11,14 @@ from slurm_elastic.protocol import bottleneck, codec
 from slurm_elastic.protocol.bottleneck import Pace
 from slurm_elastic.protocol.json_lines import Message
 
+from ...allocation.pieces.actions import Print
 from ...allocation.pieces.events import Registered
+from ...allocation.pieces.holding import Handlers
+from ...allocation.pieces.machine import Part
 from .. import hangs
 from . import events
-from .actions import AskStacks, ForwardReport, Print, Send
-from .context import Handlers, Mode, Part, SupervisorContext, number
+from .actions import AskStacks, ForwardReport, Send
+from .context import Mode, SupervisorContext, number
 from .timers import HangEndTimer, HangTimer, StacksTimer, StalledSaveTimer
 from .workers import Worker
 
@@ -32,7 +35,7 @@ MOST_NAMED = 3
 """Workers that a sentence names."""
 
 
-class WorkerMessages(Part):
+class WorkerMessages(Part[SupervisorContext]):
     """The part of the machine that listens to workers, and reports what they say to selasticd."""
 
     def handlers(self) -> Handlers:
@@ -166,7 +169,7 @@ class WorkerMessages(Part):
         return compared | named | ({} if found.kind == bottleneck.COMMUNICATION else where)
 
 
-class Hangs(Part):
+class Hangs(Part[SupervisorContext]):
     """The part of the machine that notices when no step is done any more, and asks the ranks where they are, once."""
 
     def __init__(self, context: SupervisorContext) -> None:
@@ -228,8 +231,7 @@ class Hangs(Part):
         self._wait()
 
     def _wait(self) -> None:
-        resize = self._context.resize
-        usual_s = 0.0 if resize is not None and resize.agreed else self._usual_s
+        usual_s = 0.0 if self._context.agreed() else self._usual_s
         longest_s = self._longest_away_s if self._away else self._longest_s
         self._wait_for(hangs.patience(self._context.limits.hang_s, usual_s, longest_s))
 
@@ -248,8 +250,7 @@ class Hangs(Part):
         waits = context.mode in (Mode.RUNNING, Mode.FORMING, Mode.FINISHING)
         if not waits or context.stop_code is not None:
             return
-        resize = context.resize
-        if context.now - self._due > TOO_LATE_S or (resize is not None and resize.agreed and self._usual_s):
+        if context.now - self._due > TOO_LATE_S or (context.agreed() and self._usual_s):
             self._usual_s = 0.0
             self._wait()
             return
@@ -291,7 +292,7 @@ class Hangs(Part):
             frames = [frame for frame in (seen.frames if seen else ()) if not hangs.is_own(frame)]
             for frame in frames[:SHOWN_FRAMES]:
                 context.do(Print(f"  rank {same[0]}| {frame}"))
-        context.report_phase(0, "stalled", said[:1000], {"pause_s": for_s})
+        context.report_phase(0, "stalled", said[:1000], pause_s=for_s)
         context.stalled = not over
         if ends_s:
             context.timers.set(HangEndTimer(), max(context.now, self._since + ends_s))

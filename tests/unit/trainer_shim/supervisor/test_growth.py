@@ -13,8 +13,8 @@ from socket_job import job
 
 from slurm_elastic.protocol.version import version
 from slurm_elastic.trainer_shim.allocation import job_dir
+from slurm_elastic.trainer_shim.allocation.pieces.actions import Action
 from slurm_elastic.trainer_shim.checkpoint import files
-from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Action
 
 
 def record(place: Path) -> None:

@@ -14,17 +14,11 @@ from supervisor_harness import Drive
 from waiting import wait_until
 
 from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.trainer_shim.allocation.pieces.actions import Print, QuitAgent, ReportPhase
 from slurm_elastic.trainer_shim.node import stacks
 from slurm_elastic.trainer_shim.supervisor import hangs
 from slurm_elastic.trainer_shim.supervisor.hangs import Place, patience, place, ranges, sentence
-from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
-    AskStacks,
-    Kill,
-    Print,
-    QuitAgent,
-    ReportPhase,
-    Send,
-)
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import AskStacks, Kill, Send
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import StackSeen, WorkerExit
 from slurm_elastic.trainer_shim.supervisor.state_machine.timers import HangTimer

@@ -6,15 +6,10 @@ import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Unreached
+from slurm_elastic.trainer_shim.allocation.pieces.actions import DropCompanions, LaunchAgents, ReportPhase, TryReach
 from slurm_elastic.trainer_shim.allocation.pieces.events import AgentUp, CompanionGranted, ReachTried, StepEnded
 from slurm_elastic.trainer_shim.node.reach import Listener
-from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
-    DropCompanions,
-    LaunchAgents,
-    ReportPhase,
-    Spawn,
-    TryReach,
-)
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Spawn
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode
 
 GPUS = ("0", "1")

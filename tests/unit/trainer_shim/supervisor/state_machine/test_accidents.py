@@ -5,17 +5,16 @@ from __future__ import annotations
 import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
-from slurm_elastic.trainer_shim.allocation.pieces.events import AgentLost, AgentUp, CompanionGranted, StepEnded
-from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
+from slurm_elastic.trainer_shim.allocation.pieces.actions import (
     CancelCompanion,
-    Kill,
     LaunchAgents,
     Print,
     QuitAgent,
     ReportPhase,
-    Spawn,
     StartOver,
 )
+from slurm_elastic.trainer_shim.allocation.pieces.events import AgentLost, AgentUp, CompanionGranted, StepEnded
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Kill, Spawn
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import WorkerExit, WorkerLost
 

@@ -6,8 +6,9 @@ import pytest
 from supervisor_harness import BASE, Drive
 
 from slurm_elastic.protocol.messages import CHECKPOINTED
+from slurm_elastic.trainer_shim.allocation.pieces.actions import ReportPhase
 from slurm_elastic.trainer_shim.allocation.pieces.events import Registered
-from slurm_elastic.trainer_shim.supervisor.state_machine.actions import ReportPhase, Send
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Send
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import RunLimits
 
 

@@ -6,6 +6,13 @@ import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.trainer_shim.allocation.pieces.actions import (
+    DetachAgents,
+    DropCompanions,
+    LaunchAgents,
+    Print,
+    ReportPhase,
+)
 from slurm_elastic.trainer_shim.allocation.pieces.events import (
     AgentLost,
     DirectoryTaken,
@@ -14,14 +21,7 @@ from slurm_elastic.trainer_shim.allocation.pieces.events import (
     StepEnded,
 )
 from slurm_elastic.trainer_shim.control.worker_client import EXIT_LOST
-from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
-    DetachAgents,
-    DropCompanions,
-    LaunchAgents,
-    Print,
-    ReportPhase,
-    Send,
-)
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Send
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import WorkerExit
 from slurm_elastic.trainer_shim.supervisor.state_machine.job_end import UNSAVED_CODE

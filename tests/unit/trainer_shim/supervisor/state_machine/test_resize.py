@@ -8,6 +8,16 @@ import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
+from slurm_elastic.trainer_shim.allocation.pieces.actions import (
+    CancelCompanion,
+    DropCompanions,
+    LaunchAgents,
+    Print,
+    QuitAgent,
+    ReportPhase,
+    RetainJobs,
+    SubmitCompanion,
+)
 from slurm_elastic.trainer_shim.allocation.pieces.events import (
     AgentLost,
     AgentUp,
@@ -20,18 +30,7 @@ from slurm_elastic.trainer_shim.allocation.pieces.events import (
     ResizeCame,
     StepEnded,
 )
-from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
-    CancelCompanion,
-    DropCompanions,
-    Kill,
-    LaunchAgents,
-    Print,
-    QuitAgent,
-    ReportPhase,
-    RetainJobs,
-    Send,
-    SubmitCompanion,
-)
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Kill, Send
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import WorkerExit
 
@@ -525,7 +524,7 @@ def test_nothing_is_remembered_of_companions_that_were_left() -> None:
         drive(AgentLost((10 + number, f"n{10 + number}")))
     context, parts = drive.context, drive.machine.parts
     assert drive.phases(39 * 4 + 1)[-1] == "running"
-    assert {agent[0] for agent in (*context.had(), *context.agents)} == {10}
+    assert {agent[0] for agent in context.nodes.rows} == {10}
     assert {worker.agent[0] for worker in context.workers.values()} == {10}
     held = [value for part in parts for value in vars(part).values() if isinstance(value, (dict, list, set))]
     assert max(map(len, held)) <= 2, held

@@ -6,8 +6,9 @@ import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.trainer_shim.allocation.pieces.actions import DropCompanions, ReportPhase
 from slurm_elastic.trainer_shim.allocation.pieces.events import AgentLost, CompanionGranted, NodeTerminating
-from slurm_elastic.trainer_shim.supervisor.state_machine.actions import DropCompanions, Kill, ReportPhase, Send, Spawn
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Kill, Send, Spawn
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import WorkerExit
 
@@ -208,4 +209,4 @@ def test_a_world_that_was_called_off_does_not_outlive_a_restart() -> None:
     drive.settle()
     drive.say(drive.members()[0], "quiesced", generation=2)
     drive.say(drive.members()[0], "done", step=9, samples=9, epoch=1)
-    assert drive.context.resize is None and drive.context.mode is Mode.FINISHING
+    assert drive.context.change is None and drive.context.mode is Mode.FINISHING

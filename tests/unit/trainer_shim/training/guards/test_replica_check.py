@@ -13,8 +13,8 @@ from worker_harness import Control, Start, Zygote
 
 import slurm_elastic.trainer_shim as elastic
 from slurm_elastic.protocol.errors import TrainingError
+from slurm_elastic.trainer_shim.allocation.pieces.actions import Exit, Print
 from slurm_elastic.trainer_shim.control.worker_client import EXIT_LOST
-from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Exit, Print
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode
 from slurm_elastic.trainer_shim.training.guards import replica_check
 from slurm_elastic.trainer_shim.training.guards.replica_check import Held, ReplicaCheck, kind_of

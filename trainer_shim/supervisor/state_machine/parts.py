@@ -1,0 +1,15 @@
+"""The parts of a supervisor's machine."""
+
+from __future__ import annotations
+
+from ...allocation.pieces.changes import Changes
+from ...allocation.pieces.nodes import Nodes
+from .checkpoints import Checkpoints
+from .job_end import JobEnd
+from .restarts import Restarts
+from .roll_back import RollBack
+from .switch import Switches
+from .worker_messages import Hangs, WorkerMessages
+
+PARTS = (WorkerMessages, Nodes, RollBack, Switches, Changes, Restarts, Checkpoints, Hangs, JobEnd)
+"""In the order in which those that subscribe to the same event take it."""
