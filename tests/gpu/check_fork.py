@@ -19,6 +19,7 @@ import torch
 from checking import STAND_IN, Check, arm, left_s, run_elastic, scratch, synchronize, used_mb
 
 from slurm_elastic.trainer_shim.node import agent
+from slurm_elastic.trainer_shim.supervisor.cli import PREIMPORTED
 
 
 def first_use(device: torch.device) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def main() -> None:
     check.figure("GPUs by /dev, where CUDA_VISIBLE_DEVICES is not set", listed)
     modules = [name for name in ("transformers", "torchvision") if importlib.util.find_spec(name)]
     begun = time.perf_counter()
-    agent.preimport(tuple(modules))
+    agent.preimport([*PREIMPORTED, *modules])
     check.figure(
         f"agent's imports, with {', '.join(modules) or 'nothing more'}", f"{time.perf_counter() - begun:.1f} s"
     )

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from patience import Patience
@@ -28,13 +29,20 @@ def rehearsal(folder: Path, *words: str, **env: str) -> tuple[int, str]:
 class Run:
     """One supervisor process under test."""
 
-    def __init__(self, folder: Path, *words: str, env: dict[str, str] | None = None, out: str = "out.txt") -> None:
-        """out: the file in the folder that takes its output."""
+    def __init__(
+        self,
+        folder: Path,
+        *words: str,
+        env: dict[str, str] | None = None,
+        out: str = "out.txt",
+        program: Sequence[str] = ("-m", "slurm_elastic.trainer_shim.supervisor.cli", "--job-dir"),
+    ) -> None:
+        """out: the file in the folder that takes its output. program: what Python runs, with the job directory."""
         self.job_dir = folder / "job"
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SELASTIC"))}
         self.out = (folder / out).open("w")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "slurm_elastic.trainer_shim.supervisor.cli", "--job-dir", str(self.job_dir), *words],
+            [sys.executable, *program, str(self.job_dir), *words],
             cwd=folder,
             env={**inherited, "PYTHONPATH": str(NAMESPACE), "OMP_NUM_THREADS": "1", **(env or {})},
             stdout=self.out,
@@ -52,8 +60,8 @@ class Run:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {patience}:\n{self.text()}") from None
 
-    def says(self, words: str, timeout: float = 60) -> None:
-        wait_until(lambda: words in self.text(), timeout, lambda: f"{words!r} in:\n{self.text()}")
+    def says(self, words: str, timeout: float = 60, times: int = 1) -> None:
+        wait_until(lambda: self.text().count(words) >= times, timeout, lambda: f"{words!r} in:\n{self.text()}")
 
     def supervisor(self) -> int:
         """The process that supervises; its parent is what was started."""

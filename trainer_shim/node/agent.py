@@ -1,4 +1,4 @@
-"""One agent per node: it has torch imported already and forks the workers, so that a worker starts in 0.2 s, not 5.
+"""One agent per node: it has imported what workers need and forks them, so that a worker starts in 0.2 s, not 5.
 
 The agent decides nothing. It stays single-threaded until its end (forking needs that), has each worker's output kept
 in a file and tells the supervisor of every exit. Without its supervisor it waits, in bounded time, for its workers to
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -44,14 +44,6 @@ FOLLOW_BACKLOG = 4 << 20
 STACKS_S = 2.0
 """How long a worker that is asked for its stacks may take to write them."""
 MOST_OF_DUMP = 1 << 20
-PREIMPORTED = (
-    "torch",
-    "torch._dynamo",
-    "torch.distributed",
-    "torch.nn.parallel",
-    "slurm_elastic.trainer_shim.job",
-    "slurm_elastic.trainer_shim.parallel.fsdp",
-)
 SOCKET_PATH = 107
 """Bytes of a Unix socket's path, at most."""
 
@@ -106,9 +98,8 @@ class Agent:
             self._loop.on_signal(number, functools.partial(self._notice, number))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._logs.take_own_output()  # whoever started it may be killed any time, and nobody reads it then
-        preimport()
         program.keep_in(Path(self._env["SELASTIC_JOB_DIR"], program.FOLDER))
-        preimport(tuple(filter(None, self._env.get("SELASTIC_PRELOAD", "").split(","))))
+        preimport(self._env.get("SELASTIC_PRELOAD", "").split(","))
         self._loop.run()
         self._logs.close(self._loop)
         if self._quitting:
@@ -318,10 +309,10 @@ class Agent:
                 )
 
 
-def preimport(more: tuple[str, ...] = ()) -> None:
-    """Import what every script needs, and `more`. What cannot be imported fails in the script, and says why."""
+def preimport(names: Sequence[str]) -> None:
+    """Import what the framework and the user name. What cannot be imported fails in the script, and says why."""
     gc.disable()  # searches while importing, and one at the end, would be a quarter of the time
-    for name in PREIMPORTED + more:
+    for name in filter(None, names):
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     gc.freeze()  # the workers share these pages until they write to them

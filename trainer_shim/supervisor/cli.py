@@ -8,30 +8,25 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import functools
 import os
 import secrets
 import shlex
 import signal
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from slurm_elastic.protocol import open_files, own_files, request
-from slurm_elastic.protocol.api.client import Client
+from slurm_elastic.protocol import open_files, request
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, RequestError
-from slurm_elastic.protocol.messages import Piece
 
 from ..allocation import commands, job_dir, launchers
-from ..allocation.daemon_client import Connect, DaemonClient
-from ..allocation.launchers import Options
-from ..allocation.lease import Lease
+from ..allocation import start as allocation
+from ..allocation.daemon_client import Connect
 from ..allocation.parent import Parent
 from ..allocation.pieces.machine import Machine
-from ..allocation.slurm_job import SlurmJob
-from ..control import copies, cuda_backend, interfaces
+from ..allocation.start import Start
+from ..control import copies
 from .driver import Supervisor
 from .state_machine.context import CHECKPOINT_S, RunLimits, SupervisorContext
 from .state_machine.parts import PARTS
@@ -42,6 +37,15 @@ SIGTERM and Ctrl-C: a checkpoint is written, then the run ends. SIGUSR1 and SIGU
 `exec selastic run ...` as the script's last line, or --signal=USR1@120): a checkpoint is written and the training goes
 on until Slurm ends it. The same command with the same job directory goes on from the newest checkpoint."""
 
+PREIMPORTED = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "slurm_elastic.trainer_shim.job",
+    "slurm_elastic.trainer_shim.parallel.fsdp",
+)
+"""By the agents, for all workers."""
 RUN = "SELASTIC_RUN"
 """Without Slurm: which run this is, for the supervisors that follow one that was killed."""
 COPIES = "accepted: selastic run alone, which starts a worker per GPU on all nodes itself"
@@ -137,42 +141,31 @@ def run(args: argparse.Namespace) -> int:
 def run_here(args: argparse.Namespace, more: Mapping[str, str] | None = None, connect: Connect | None = None) -> int:
     """more: variables of the workers. connect: what stands for selasticd in a rehearsal."""
     env = dict(os.environ)
-    command = _command(args)
-    check_container(env)
-    jobs = launchers.slurm_jobs(env) if "SLURM_JOB_ID" in env else ()
-    comment = request.find(jobs[0].comment) if jobs else None
+    start = allocation.find(env, _command(args), args.job_dir, args.nproc, args.interface)
+    comment = request.find(start.jobs[0].comment) if start.jobs else None
     asked = elastic_request(args.elastic, comment, env.get("SELASTIC_REQUEST", ""))
-    if args.srun_options and not jobs:
+    if args.srun_options and not start.jobs:
         raise ConfigError(f"--srun-options {shlex.join(args.srun_options)} is for jobs of Slurm; this is none")
-    pieces = launchers.slurm_pieces(jobs, args.nproc) if jobs else (launchers.local_piece(env, args.nproc),)
-    interface = args.interface or env.get("SELASTIC_INTERFACE", "")
-    own = (jobs[0].work_dir, jobs[0].submitted, jobs[0].restarts) if jobs else ()
-    place = job_dir.choose(env, command, args.job_dir, *own)
-    options = Options(
-        command=command,
-        job_dir=place,
-        listen="" if jobs else "127.0.0.1",
-        host=host_address(interface) if jobs else "127.0.0.1",
+    options = replace(
+        start.options,
         env={
-            **_agent_env(env, bool(jobs)),
-            "SELASTIC_PRELOAD": _modules(args.preload),
+            **compiling(start.options.job_dir),
+            **start.options.env,
+            "SELASTIC_PRELOAD": ",".join([*PREIMPORTED, _modules(args.preload)]),
             **worker_env(asked),
-            **(interface_env(interface, env) if jobs else {}),
             **(more or {}),
         },
-        cluster=job_dir.cluster(env),
-        submitted=jobs[0].submitted if jobs else "",
-        nproc=args.nproc,
         batch=args.batch,
         request="" if asked == comment else asked,  # the daemon reads the comment itself
         audit=str(Path(args.audit).resolve()) if args.audit else "",
         python=args.python,
         srun=args.srun_options,
     )
+    start = replace(start, options=options)
     if args.dry_run:
-        print(plan(options, jobs, pieces))
+        print(plan(start))
         return 0
-    return _train(args, options, jobs, pieces, connect)
+    return _train(args, start, connect)
 
 
 def elastic_request(option: str, comment: str | None, from_plugin: str) -> str:
@@ -198,37 +191,20 @@ def worker_env(asked: str) -> dict[str, str]:
     return {**sizes, **({} if parsed.lr == "auto" else {"SELASTIC_LR": parsed.lr})}
 
 
-def check_container(env: Mapping[str, str]) -> None:
-    """Raise ConfigError in a job of `sbatch --container`: agents would start outside it, by a Python that is in it."""
-    if bundle := env.get("SLURM_CONTAINER", ""):
-        raise ConfigError(
-            f"--container={bundle} of this job holds its batch script only, and workers would start outside of it; "
-            f"accepted: selastic run --srun-options=--container={shlex.quote(bundle)}, in a job without it"
-        )
+def compiling(place: Path) -> dict[str, str]:
+    """One cache of what torch.compile makes, for all nodes of a job and all its runs. What the user has set counts."""
+    folder = place / "compiled"
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder),
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+    }
 
 
-def host_address(interface: str) -> str:
-    """How agents find this host: its address on the interface that was chosen, or its name."""
-    if not interface:
-        return socket.gethostname()
-    found = interfaces.addresses()
-    for name, address in found:
-        if name == interface:
-            return address
-    known = ", ".join(dict.fromkeys(name for name, _ in found))
-    raise ConfigError(f"--interface {interface} has no address on {socket.gethostname()}; accepted there: {known}")
-
-
-def interface_env(interface: str, env: Mapping[str, str]) -> dict[str, str]:
-    """For agents, gloo and NCCL: the interface that was chosen, unless the user has set it for one of them."""
-    if not interface:
-        return {}
-    backends = {name: interface for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name not in env}
-    return {"SELASTIC_INTERFACE": interface, **backends}
-
-
-def plan(options: Options, jobs: tuple[SlurmJob, ...], pieces: tuple[Piece, ...]) -> str:
+def plan(start: Start) -> str:
     """What would be started, as text: a command per piece, then rank by rank."""
+    options, jobs, pieces = start.options, start.jobs, start.pieces
     lines = [f"job directory: {options.job_dir}"]
     for piece in pieces:
         words = commands.agent_command(options.command, options.python)
@@ -242,18 +218,11 @@ def plan(options: Options, jobs: tuple[SlurmJob, ...], pieces: tuple[Piece, ...]
     return "\n".join(lines)
 
 
-def _train(
-    args: argparse.Namespace,
-    options: Options,
-    jobs: tuple[SlurmJob, ...],
-    pieces: tuple[Piece, ...],
-    connect: Connect | None,
-) -> int:
+def _train(args: argparse.Namespace, start: Start, connect: Connect | None) -> int:
     open_files.raise_limit()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader of our output that has gone away is no reason to end
-    job_dir.create(options.job_dir)
-    lease = Lease(options.job_dir, *((str(jobs[0].job_id), jobs[0].restarts) if jobs else ()))
-    options = replace(options, env={**options.env, "SELASTIC_MARK": job_dir.mark(options.job_dir)})
+    start, lease = start.take_directory()
+    options, jobs = start.options, start.jobs
     try:
         Path(options.audit).mkdir(parents=True, exist_ok=True)  # "" is here
     except OSError as error:
@@ -270,7 +239,7 @@ def _train(
         with contextlib.suppress(OSError):  # a full disk is told when there is a generation to record
             job_dir.write(options.job_dir, job_dir.Run(options.command, options.cluster, 0, options.submitted))
     context = SupervisorContext(
-        pieces,
+        start.pieces,
         batch=args.batch,
         generation=earlier.generation if earlier else 0,
         saved_step=newest,
@@ -282,16 +251,9 @@ def _train(
             end_s=launchers.end_s(options.env if jobs else None),
         ),
     )
-
-    launcher: launchers.StartLauncher = (
-        functools.partial(launchers.SlurmLauncher, jobs)
-        if jobs
-        else functools.partial(launchers.LocalLauncher, pieces[0])
-    )
-    has_daemon = jobs or "SELASTIC_URL" in os.environ or "SELASTIC_CLIENT_CONF" in os.environ
-    if connect is None and has_daemon and not args.no_daemon:
-        connect = functools.partial(DaemonClient, Client(), pieces[0].slurm_job_id)
-    return Supervisor(options, Machine(context, PARTS), launcher, connect, lease).run()
+    if connect is None and not args.no_daemon:
+        connect = start.connect()
+    return Supervisor(options, Machine(context, PARTS), start.launcher(), connect, lease).run()
 
 
 def _command(args: argparse.Namespace) -> tuple[str, ...]:
@@ -301,12 +263,6 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
     if not args.python and not Path(args.script).is_file():  # else it may be where that Python is
         raise ConfigError(f"script {args.script} is not there; accepted: the path of a Python file")
     return (args.script, *rest)
-
-
-def _agent_env(env: dict[str, str], in_slurm: bool) -> dict[str, str]:
-    python = {"PYTHONPATH": commands.python_path(env), "PYTHONUNBUFFERED": "1"}
-    own = {cuda_backend.NAME: cuda_backend.chosen(env), own_files.TRUSTED: env.get(own_files.TRUSTED, "")}
-    return {**commands.scrubbed(env, in_slurm), **python, **own}
 
 
 def _modules(text: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slurm_elastic.protocol.codec import VERSION
-from slurm_elastic.protocol.messages import Phase, Piece, Registration, Unreached
+from slurm_elastic.protocol.messages import FINISHED, Phase, Piece, Registration, Unreached
 
 from . import actions, events
 from .table import ADDED, IN_USE, THERE, Change, NodeKey, NodeTable, State, joined, nodes_of
@@ -189,6 +189,15 @@ class Holding:
 
     # --- changes ----------------------------------------------------------------------------------------------
 
+    def begin(self) -> Change:
+        """The framework goes over to what is coming: the change is not taken back any more without asking it."""
+        assert self.change is not None
+        self.change.begun = True
+        self.timers.cancel(CompanionTimer())
+        if self.nodes.of(State.READY):
+            self.report_phase(self.change.id, "ready")
+        return self.change
+
     def go_over(self) -> frozenset[NodeKey]:
         """The framework has gone over to `coming_pieces`: that is in use now. Returns the nodes that were left, whose
         agents are told to quit. selasticd gives them back to Slurm; what Slurm itself takes away it gets at once."""
@@ -223,6 +232,15 @@ class Holding:
             self.report_phase(change.id, phase, why, unreached)
             self.do(actions.Print(f"resize {change.id} {phase}: {why}"))
         self.emit(events.ChangeUndone(change, why))
+
+    def close(self, code: int, **figures: Any) -> None:
+        """End the job with this exit code; nothing is handled any more. figures: of the phase that says so."""
+        self.ended = True
+        self.undo("the job is ending", "withdrawn")
+        self.timers.clear()
+        self.report_phase(0, FINISHED, f"exit code {code}", exit_code=code, **figures)
+        self.quit(self.nodes.of(*THERE))
+        self.do(actions.Exit(code))
 
     def retain(self) -> None:
         """Forget the companions that are not in use any more: a job may have thousands of them, one after another."""

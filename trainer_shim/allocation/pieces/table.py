@@ -123,9 +123,10 @@ class NodeTable:
 
     def begin(self, key: NodeKey, piece: Piece, state: State) -> None:
         """A node that is not in use is one of ours, the last in order."""
-        before = self.rows.pop(key, None)
+        before = self.rows.get(key)
         if state not in (FIRST if before is None else NEXT[before.state]):
             raise ValueError(f"node {key} cannot become {state} from {before}")
+        self.rows.pop(key, None)
         self.rows[key] = Node(piece, state, gpus=before.gpus if before is not None else ())
 
     def move(self, key: NodeKey, state: State) -> None:

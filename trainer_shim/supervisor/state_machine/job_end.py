@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from slurm_elastic.protocol.json_lines import Message
 
-from ...allocation.pieces.actions import Exit, Print
+from ...allocation.pieces.actions import Print
 from ...allocation.pieces.events import DirectoryTaken, JobTerminating
 from ...allocation.pieces.holding import Handlers
 from ...allocation.pieces.machine import Part
-from ...allocation.pieces.table import THERE
 from ...control.worker_client import EXIT_LOST
 from . import events
 from .actions import Send
@@ -139,10 +138,5 @@ class JobEnd(Part[SupervisorContext]):
 
     def _end(self, event: events.EndJob) -> None:
         context = self._context
-        context.undo("the job is ending", "withdrawn")
         context.kill(context.workers.values())
-        context.timers.clear()
-        told = figures(self._counters)
-        context.report_phase(0, "finished", f"exit code {event.code}", exit_code=event.code, **told)
-        context.quit(context.nodes.of(*THERE))
-        context.do(Exit(event.code))
+        context.close(event.code, **figures(self._counters))

@@ -14,7 +14,6 @@ from ...allocation.pieces.events import BeginWaitingResize, ChangeRecalled, Node
 from ...allocation.pieces.holding import Handlers
 from ...allocation.pieces.machine import Part
 from ...allocation.pieces.table import ADDED, State
-from ...allocation.pieces.timers import CompanionTimer
 from . import events
 from .actions import Send
 from .context import Mode, SupervisorContext, Switch, figures, number
@@ -60,17 +59,12 @@ class Switches(Part[SupervisorContext]):
             context.change, context.restart = None, change
             context.emit(events.EndStalled(f"resize {change.id} of a training that does no step"))
             return
-        if added:
-            context.timers.cancel(CompanionTimer())
-            context.report_phase(change.id, "ready")
         self._agree()
 
     def _agree(self) -> None:
         """Send everyone the coming world; they agree on the step among themselves."""
-        context, change = self._context, self._context.change
-        assert change is not None
-        change.begun = True
-        old = context.members()
+        context = self._context
+        change, old = context.begin(), context.members()
         for worker in old:
             worker.quiesced = False
         joiners = context.workers_on(context.nodes.of(State.READY))

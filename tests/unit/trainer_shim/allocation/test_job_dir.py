@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.protocol.errors import ConfigError
-from slurm_elastic.trainer_shim.allocation import job_dir
-from slurm_elastic.trainer_shim.supervisor import cli
+from slurm_elastic.trainer_shim.allocation import job_dir, start
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")
@@ -41,7 +40,7 @@ def test_a_job_directory_whose_mode_cannot_be_set_is_taken_where_it_is_trusted(
     monkeypatch.setenv("SELASTIC_TRUSTED_DIRS", str(tmp_path))
     job_dir.create(tmp_path)
     assert (tmp_path / "checkpoints").is_dir()
-    assert cli._agent_env(dict(os.environ), in_slurm=True)["SELASTIC_TRUSTED_DIRS"] == str(tmp_path)
+    assert start._agent_env(dict(os.environ), in_slurm=True)["SELASTIC_TRUSTED_DIRS"] == str(tmp_path)
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])

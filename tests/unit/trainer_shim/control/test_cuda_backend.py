@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from slurm_elastic.protocol.errors import ConfigError
+from slurm_elastic.trainer_shim.allocation import start
 from slurm_elastic.trainer_shim.control import cuda_backend
-from slurm_elastic.trainer_shim.supervisor import cli
 from slurm_elastic.trainer_shim.world import process_group
 
 
@@ -26,12 +26,12 @@ def test_cuda_tensors_travel_by_what_was_chosen(monkeypatch: pytest.MonkeyPatch,
 def test_another_value_is_refused_with_its_name(value: str) -> None:
     """One sentence: the variable, the value, what is accepted; also where it would decide how devices are shared."""
     with pytest.raises(ConfigError, match=f"^SELASTIC_CUDA_BACKEND={value} is not accepted; accepted: nccl, gloo$"):
-        cli._agent_env({cuda_backend.NAME: value}, in_slurm=False)
+        start._agent_env({cuda_backend.NAME: value}, in_slurm=False)
 
 
 @pytest.mark.parametrize("in_slurm", [True, False])
 def test_agents_are_told(in_slurm: bool) -> None:
     """Other SELASTIC_ variables of the user's shell belong to another run and are dropped; this one is not."""
-    env = cli._agent_env({cuda_backend.NAME: "gloo", "SELASTIC_WORKER": "w1"}, in_slurm)
+    env = start._agent_env({cuda_backend.NAME: "gloo", "SELASTIC_WORKER": "w1"}, in_slurm)
     assert env[cuda_backend.NAME] == "gloo"
     assert "SELASTIC_WORKER" not in env

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.protocol.errors import ConfigError
+from slurm_elastic.trainer_shim.allocation import start
 from slurm_elastic.trainer_shim.control import interfaces
-from slurm_elastic.trainer_shim.supervisor import cli
 
 
 def test_the_loopback_is_found() -> None:
@@ -24,12 +24,12 @@ def test_what_means_every_host_itself() -> None:
 
 def test_a_chosen_interface_reaches_agents_gloo_and_nccl() -> None:
     """One setting; what the user has set for one of them stays. One that is not there is refused by name."""
-    assert cli.host_address("lo") == "127.0.0.1"
+    assert start.host_address("lo") == "127.0.0.1"
     with pytest.raises(ConfigError, match=r"--interface ib9 has no address on .*; accepted there: .*lo"):
-        cli.host_address("ib9")
-    assert cli.interface_env("", {}) == {}
-    assert cli.interface_env("ib0", {"NCCL_SOCKET_IFNAME": "ib1"}) == {
+        start.host_address("ib9")
+    assert start.interface_env("", {}) == {}
+    assert start.interface_env("ib0", {"NCCL_SOCKET_IFNAME": "ib1"}) == {
         "SELASTIC_INTERFACE": "ib0",
         "GLOO_SOCKET_IFNAME": "ib0",
     }
-    assert set(cli.interface_env("ib0", {})) == {"SELASTIC_INTERFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
+    assert set(start.interface_env("ib0", {})) == {"SELASTIC_INTERFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}

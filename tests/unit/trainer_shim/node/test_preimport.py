@@ -17,9 +17,8 @@ def test_workers_share_what_is_imported_and_collect_their_own(tmp_path: Path, mo
     (tmp_path / "seen_by_agent.py").write_text("import gc\nCOLLECTS = gc.isenabled()\n")
     (tmp_path / "broken_for_agent.py").write_text("raise RuntimeError('no GPU')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(agent, "PREIMPORTED", ("broken_for_agent",))
     try:
-        agent.preimport(("not_there_at_all", "seen_by_agent"))
+        agent.preimport(["broken_for_agent", "not_there_at_all", "seen_by_agent"])
         assert gc.isenabled()
         assert gc.get_freeze_count() > 0
         assert sys.modules["seen_by_agent"].COLLECTS is False

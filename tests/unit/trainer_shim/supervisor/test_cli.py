@@ -11,10 +11,11 @@ from slurm_elastic.protocol import codec
 from slurm_elastic.protocol.errors import ConfigError, RequestError
 from slurm_elastic.protocol.messages import Registration
 from slurm_elastic.trainer_shim.allocation import commands
+from slurm_elastic.trainer_shim.allocation.driver import program
 from slurm_elastic.trainer_shim.allocation.slurm_job import parse_job
+from slurm_elastic.trainer_shim.allocation.start import check_container
 from slurm_elastic.trainer_shim.node.agent import gpus
-from slurm_elastic.trainer_shim.supervisor.cli import add_arguments, check_container, elastic_request, worker_env
-from slurm_elastic.trainer_shim.supervisor.driver import program
+from slurm_elastic.trainer_shim.supervisor.cli import add_arguments, elastic_request, worker_env
 
 
 def test_a_program_is_told_in_printable_letters() -> None:

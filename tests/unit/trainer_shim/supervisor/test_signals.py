@@ -12,8 +12,8 @@ from local_run import Run, children, keeps_logs
 from malformed import line
 from waiting import wait_until
 
+from slurm_elastic.trainer_shim.allocation import driver
 from slurm_elastic.trainer_shim.allocation.pieces import events
-from slurm_elastic.trainer_shim.supervisor import driver
 
 TRAIN = """
 import os, time, torch
