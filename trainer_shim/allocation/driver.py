@@ -76,7 +76,7 @@ class Driver:
             connect(
                 lambda resize: self._loop.call(lambda: self._event(events.ResizeCame(resize))),
                 self._print,
-                lambda grant: self._loop.call(lambda: self._event(events.Registered.of(grant))),
+                lambda grant: self._loop.call(lambda: self._event(events.Registered(grant))),
             )
             if connect is not None
             else None

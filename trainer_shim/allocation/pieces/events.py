@@ -23,6 +23,13 @@ class Event:
     __slots__ = ()
 
 
+@dataclass(frozen=True)
+class OfAgent(Event):
+    """What comes from a node's agent."""
+
+    agent: NodeKey
+
+
 @dataclass(frozen=True, slots=True)
 class AgentUp(Event):
     """An agent has connected; `gpus` are the device ids its workers get, one worker each ("" = a CPU worker)."""
@@ -35,11 +42,8 @@ class AgentUp(Event):
     """Which slurm-elastic it runs, if that is another one than the supervisor's."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentLost(Event):
+class AgentLost(OfAgent):
     """An agent's connection is gone, and with it every worker on that node."""
-
-    agent: NodeKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +65,12 @@ class StepEnded(Event):
     """The last lines that it wrote."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeTerminating(Event):
+class NodeTerminating(OfAgent):
     """Slurm has sent SIGTERM to a node's agent: the node will be taken away in seconds."""
 
-    agent: NodeKey
 
-
-@dataclass(frozen=True, slots=True)
-class NodeSuspending(Event):
+class NodeSuspending(OfAgent):
     """Slurm has sent SIGTSTP to a node's agent: all processes there will be stopped in seconds."""
-
-    agent: NodeKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +82,7 @@ class ResizeCame(Event):
 class Registered(Event):
     """selasticd has taken the registration, and wants a report this often."""
 
-    report_interval_s: float
-    node_failure_s: float = 0.0
-    """See Grant."""
-
-    @classmethod
-    def of(cls, grant: Grant) -> Registered:
-        return cls(grant.report_interval_s, grant.node_failure_s)
+    grant: Grant
 
 
 @dataclass(frozen=True, slots=True)

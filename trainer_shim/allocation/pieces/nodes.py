@@ -46,7 +46,7 @@ class Nodes(Part[Holding]):
             events.NodeTerminating: self._terminating,
             events.NodeSuspending: self._suspending,
             events.ClockDiffers: self._clock_differs,
-            SuspendedTimer: lambda event: self._context.do(CancelCompanion(event.slurm_job_id)),
+            SuspendedTimer: lambda event: self._context.do(CancelCompanion(event.of)),
             AgentsTimer: self._silent,
             LaunchTimer: self._launch_again,
         }
@@ -89,7 +89,7 @@ class Nodes(Part[Holding]):
 
     def _launch_again(self, event: LaunchTimer) -> None:
         """Slurm had no step for this launch: once more, for the nodes of it that are still awaited."""
-        for piece in only(self._context.nodes.pieces(State.AWAITED, State.STARTING), self._waiting(event.number)):
+        for piece in only(self._context.nodes.pieces(State.AWAITED, State.STARTING), self._waiting(event.of)):
             self._context.launch(piece)
 
     def _silent(self, event: AgentsTimer) -> None:

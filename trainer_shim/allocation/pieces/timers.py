@@ -7,36 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 
+@dataclass(frozen=True)
 class Timer:
-    """A timer's key, and its event."""
+    """A timer's key, and its event. `of`: the launch, Slurm job, node, worker or generation that it is for, if any."""
 
-    __slots__ = ()
+    of: Any = None
 
 
-@dataclass(frozen=True, slots=True)
 class AgentsTimer(Timer):
     """The time for agents to connect is over."""
 
 
-@dataclass(frozen=True, slots=True)
 class LaunchTimer(Timer):
     """A launch that Slurm had no step for is tried again."""
 
-    number: int
 
-
-@dataclass(frozen=True, slots=True)
 class CompanionTimer(Timer):
     """The time for companions to be granted, or for what was added to be ready, is over."""
 
 
-@dataclass(frozen=True, slots=True)
 class SuspendedTimer(Timer):
     """A companion that Slurm suspends has been stopped by now."""
-
-    slurm_job_id: int
 
 
 class Timers:

@@ -100,7 +100,7 @@ class Checkpoints(Part[SupervisorContext]):
             context.ask_for_checkpoint()
 
     def _registered(self, event: Registered) -> None:
-        self._node_failure_s = event.node_failure_s
+        self._node_failure_s = event.grant.node_failure_s
 
     def _tell(self) -> None:
         """selasticd hears what a checkpoint costs when that, or the interval, is another than it knows."""

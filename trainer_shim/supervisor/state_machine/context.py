@@ -260,7 +260,7 @@ class SupervisorContext(Holding):
 
     def go_over(self) -> frozenset[NodeKey]:
         self.switch = None
-        self.timers.cancel(RollBackTimer())
+        self.timers.cancel(RollBackTimer(0))
         return super().go_over()
 
     def undo(self, why: str, phase: str = "failed", unreached: tuple[Unreached, ...] = ()) -> None:
@@ -269,7 +269,7 @@ class SupervisorContext(Holding):
         if change is None:
             return
         self.switch = None
-        self.timers.cancel(RollBackTimer())
+        self.timers.cancel(RollBackTimer(0))
         if switch is not None:
             self.called_off[switch.world.generation] = switch
             self.call_off(switch, lost=switch.joiners)  # whose workers are killed

@@ -228,7 +228,7 @@ class Restarts(Part[SupervisorContext]):
 
     def _not_dead(self, event: KillTimer) -> None:
         """A node where killed workers are not dead in time is left out."""
-        context, key = self._context, event.agent
+        context, key = self._context, event.of
         if any(worker.ending and not worker.exited for worker in context.workers_on([key])):
             context.do(QuitAgent(key))
             context.do(Print(f"the workers on {key[1]} do not die; going on without the node"))
@@ -306,7 +306,7 @@ class Restarts(Part[SupervisorContext]):
             context.timers.set(timer, context.now + context.limits.kill_s)
 
     def _kill_disconnected(self, event: DisconnectedTimer) -> None:
-        worker = self._context.workers.get(event.worker)
+        worker = self._context.workers.get(event.of)
         if worker is not None and not worker.exited and not worker.ending:
             self._context.do(Kill(worker.name, worker.agent))
 

@@ -76,7 +76,7 @@ class RollBack(Part[SupervisorContext]):
     def _timed_out(self, event: RollBackTimer) -> None:
         context, switch = self._context, self._context.switch
         why = f"nobody went on within {context.limits.world_s:.0f} s"
-        if event.generation:
-            context.emit(events.Restart(f"generation {event.generation} was agreed on and called off, and {why}", 1))
+        if event.of:
+            context.emit(events.Restart(f"generation {event.of} was agreed on and called off, and {why}", 1))
         elif switch is not None and switch.doubt:
             context.undo(f"{switch.doubt}, and {why}")

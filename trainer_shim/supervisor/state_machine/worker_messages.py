@@ -119,7 +119,7 @@ class WorkerMessages(Part[SupervisorContext]):
 
     def _registered(self, event: Registered) -> None:
         """selasticd has said how often it wants a report."""
-        context, every_s = self._context, event.report_interval_s
+        context, every_s = self._context, event.grant.report_interval_s
         if every_s == context.report_every_s:
             return
         context.report_every_s = every_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from supervisor_harness import BASE, Drive
 
-from slurm_elastic.protocol.messages import CHECKPOINTED
+from slurm_elastic.protocol.messages import CHECKPOINTED, Grant
 from slurm_elastic.trainer_shim.allocation.pieces.actions import ReportPhase
 from slurm_elastic.trainer_shim.allocation.pieces.events import Registered
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Send
@@ -26,7 +26,7 @@ def test_checkpoints_come_as_often_as_failures_and_their_cost_say() -> None:
     """A cheap one where nodes are lost often comes soon; what a longer one costs makes it rarer; selasticd hears of it
     once, and again when it is another."""
     drive = Drive().up()
-    drive(Registered(5.0, node_failure_s=80_000.0))  # two nodes
+    drive(Registered(Grant("t", managed=True, report_interval_s=5.0, node_failure_s=80_000.0)))  # two nodes
     saved(drive, pause_s=0.5, write_s=2.0, megabytes=100.0)
     assert told(drive) == [pytest.approx(200.0, rel=0.01)]
     assert not drive.wait(190.0)
@@ -43,7 +43,7 @@ def test_checkpoints_come_as_often_as_failures_and_their_cost_say() -> None:
 def test_what_the_user_says_is_what_is_done(limits: RunLimits | None, script_s: int) -> None:
     """--checkpoint-every, or checkpoint_every_s of the script, whatever would be best."""
     drive = Drive(limits=limits).up(checkpoint_s=script_s)
-    drive(Registered(5.0, node_failure_s=40_000.0))
+    drive(Registered(Grant("t", managed=True, report_interval_s=5.0, node_failure_s=40_000.0)))
     saved(drive, pause_s=0.5, write_s=2.0, megabytes=100.0)
     assert told(drive) == [50.0]
 
@@ -54,7 +54,7 @@ def test_without_failures_the_default_stands() -> None:
     saved(drive, pause_s=0.5, write_s=2.0, megabytes=100.0)
     assert told(drive) == [600.0]
     drive = Drive().up()
-    drive(Registered(5.0, node_failure_s=40_000.0))
+    drive(Registered(Grant("t", managed=True, report_interval_s=5.0, node_failure_s=40_000.0)))
     saved(drive)
     assert told(drive) == []
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from supervisor_harness import COMPANION, Drive
 
+from slurm_elastic.protocol.messages import Grant
 from slurm_elastic.trainer_shim.allocation.pieces.events import Registered
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import ForwardReport, Send
 
@@ -77,10 +78,10 @@ def test_a_pace_that_is_none_is_left_out() -> None:
 def test_workers_report_as_often_as_the_daemon_asks() -> None:
     """Those that train are told at once, those that join later with their world; the same again is not told again."""
     drive = Drive().up()
-    drive(Registered(0.5))
+    drive(Registered(Grant("t", managed=True, report_interval_s=0.5)))
     assert {send.worker for send in drive.new(Send)} == set(drive.members())
     assert drive.new(Send)[0].message == {"type": "report_every", "seconds": 0.5}
-    assert not drive(Registered(0.5))
+    assert not drive(Registered(Grant("t", managed=True, report_interval_s=0.5)))
     drive.grown()
     worlds = drive.worlds(drive.context.generation)
     assert {message["report_s"] for message in worlds.values()} == {0.5}
