@@ -9,11 +9,14 @@ from __future__ import annotations
 from slurm_elastic.protocol.messages import ENDING, Piece, Resize
 
 from . import events
-from .actions import DropCompanions, Print, SubmitCompanion
+from .actions import CancelCompanion, DropCompanions, Print, SubmitCompanion
 from .holding import Handlers, Holding
 from .machine import Part
 from .table import ADDED, Change, State, nodes_of
-from .timers import CompanionTimer
+from .timers import CompanionTimer, SuspendedTimer
+
+SUSPENDED_S = 4.0
+"""From Slurm's SIGTSTP until its SIGSTOP, which follows after two seconds, has come for certain."""
 
 
 class Changes(Part[Holding]):
@@ -32,7 +35,9 @@ class Changes(Part[Holding]):
             events.BeginWaitingResize: lambda event: self._begin_waiting(),
             events.CompanionGranted: self._granted,
             events.CompanionRefused: self._refused,
-            events.JobPreempted: self._preempted,
+            events.NodeTerminating: self._terminating,
+            events.NodeSuspending: self._suspending,
+            SuspendedTimer: lambda event: self._context.do(CancelCompanion(event.of)),
             events.JobTerminating: self._job_terminating,
             CompanionTimer: self._timed_out,
         }
@@ -166,9 +171,24 @@ class Changes(Part[Holding]):
 
     # --- what Slurm takes -------------------------------------------------------------------------------------
 
-    def _preempted(self, event: events.JobPreempted) -> None:
+    def _terminating(self, event: events.NodeTerminating) -> None:
+        """Slurm will take this node away in seconds, and with it all of its job's."""
+        job_id = event.agent[0]
+        if job_id == self._context.batch_host[0]:
+            self._context.emit(events.JobTerminating(self._context.limits.end_s, stop=False))
+        else:
+            self._go_on_without(job_id, f"Slurm takes job {job_id} away")
+
+    def _suspending(self, event: events.NodeSuspending) -> None:
+        """Who is stopped stops everybody. What has not been left by then is woken up by its end, and can be left."""
+        context, (job_id, _) = self._context, event.agent
+        if job_id != context.batch_host[0] and SuspendedTimer(job_id) not in context.timers:
+            context.timers.set(SuspendedTimer(job_id), context.now + SUSPENDED_S)
+            self._go_on_without(job_id, f"Slurm suspends job {job_id}")
+
+    def _go_on_without(self, job_id: int, reason: str) -> None:
         """Leave a companion that Slurm takes away while the framework can still go over to what is kept."""
-        context, (job_id, reason) = self._context, (event.slurm_job_id, event.reason)
+        context = self._context
         added = [key for key in context.nodes.of(*ADDED) if key[0] == job_id]
         if added:
             context.lose_added(added, reason)

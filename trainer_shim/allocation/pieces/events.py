@@ -201,13 +201,5 @@ class RequeueAsked:
 # --- what follows: between the parts here -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class JobPreempted:
-    """Slurm takes all nodes of one companion away, or stops what runs there."""
-
-    slurm_job_id: int
-    reason: str
-
-
 class BeginWaitingResize:
     """Nothing is under way: begin with the resize that waits, if there is one."""

@@ -14,16 +14,14 @@ from slurm_elastic.protocol.messages import Unreached
 from ...node.reach import Listener, supervisor_unreached
 from .. import commands
 from . import events
-from .actions import CancelCompanion, DetachAgents, Print, QuitAgent, StartOver, TryReach
+from .actions import DetachAgents, Print, QuitAgent, StartOver, TryReach
 from .holding import Handlers, Holding
 from .machine import Part
 from .table import ADDED, THERE, NodeKey, State, only
-from .timers import AgentsTimer, LaunchTimer, SuspendedTimer
+from .timers import AgentsTimer, LaunchTimer
 
 RELAUNCH_S = 2.0
 """Pause before a launch that Slurm had no step for is tried again."""
-SUSPENDED_S = 4.0
-"""From Slurm's SIGTSTP until its SIGSTOP, which follows after two seconds, has come for certain."""
 MOST_PAIRS = 64
 """That one failure is told of."""
 MOST_SAID = 3
@@ -43,10 +41,7 @@ class Nodes(Part[Holding]):
             events.AgentLost: lambda event: self._context.lose(event.agent),
             events.StepEnded: self._step_ended,
             events.ReachTried: self._reach_tried,
-            events.NodeTerminating: self._terminating,
-            events.NodeSuspending: self._suspending,
             events.ClockDiffers: self._clock_differs,
-            SuspendedTimer: lambda event: self._context.do(CancelCompanion(event.of)),
             AgentsTimer: self._silent,
             LaunchTimer: self._launch_again,
         }
@@ -178,25 +173,6 @@ class Nodes(Part[Holding]):
     def _ready_if_all(self) -> None:
         if len(self._context.nodes.of(State.READY)) == len(self._context.nodes.of(*ADDED)):
             self._context.emit(events.PiecesReady())
-
-    # --- what Slurm says --------------------------------------------------------------------------------------
-
-    def _terminating(self, event: events.NodeTerminating) -> None:
-        """Slurm will take this node away in seconds, and with it all of its job's."""
-        job_id = event.agent[0]
-        of_base = job_id == self._context.batch_host[0]
-        self._context.emit(
-            events.JobTerminating(self._context.limits.end_s, stop=False)
-            if of_base
-            else events.JobPreempted(job_id, f"Slurm takes job {job_id} away")
-        )
-
-    def _suspending(self, event: events.NodeSuspending) -> None:
-        """Who is stopped stops everybody. What has not been left by then is woken up by its end, and can be left."""
-        context, (job_id, _) = self._context, event.agent
-        if job_id != context.batch_host[0] and SuspendedTimer(job_id) not in context.timers:
-            context.timers.set(SuspendedTimer(job_id), context.now + SUSPENDED_S)
-            context.emit(events.JobPreempted(job_id, f"Slurm suspends job {job_id}"))
 
     def _clock_differs(self, event: events.ClockDiffers) -> None:
         if not self._told_of_clock:

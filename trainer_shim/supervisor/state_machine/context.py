@@ -110,6 +110,8 @@ class SupervisorContext(Holding):
         """The job is to end with this code as soon as a checkpoint is written."""
         self.stalled = False
         """It is said that no step is done."""
+        self.counters: Message = {}
+        """The training's, at its end."""
         self.restart: Change | None = None
         """What the next restart, or the one under way, carries out."""
         self._incarnations: dict[tuple[NodeKey, int], int] = {}
@@ -287,10 +289,11 @@ class SupervisorContext(Holding):
         super().report_phase(resize_id, phase, detail, unreached, **now, **figures)
 
     def end(self, code: int) -> None:
-        """From here on the job is ending; nothing else begins."""
+        """End the job with this exit code; nothing else begins."""
         if self.mode is not Mode.ENDED:
             self.mode = Mode.ENDED
-            self.emit(events.EndJob(code))
+            self.kill(self.workers.values())
+            self.close(code, **figures(self.counters))
 
 
 def number(value: object) -> float:

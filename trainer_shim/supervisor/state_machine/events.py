@@ -190,10 +190,3 @@ class AwaitRollBack:
 
 class EndIfOver:
     """Workers have ended: end the job when nobody is left who could go on."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndJob:
-    """End the job with this exit code."""
-
-    code: int

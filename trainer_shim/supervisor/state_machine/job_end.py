@@ -11,7 +11,7 @@ from ...allocation.pieces.machine import Part
 from ...control.worker_client import EXIT_LOST
 from . import events
 from .actions import Send
-from .context import Mode, SupervisorContext, figures
+from .context import Mode, SupervisorContext
 from .timers import LastCheckpointTimer
 
 SIGTERM_CODE = 128 + 15
@@ -29,8 +29,6 @@ class JobEnd(Part[SupervisorContext]):
         """A checkpoint is to be written in this time as soon as there is something to write."""
         self._asked = False
         """A checkpoint was asked for and has not come yet."""
-        self._counters: Message = {}
-        """The training's, at its end."""
         self._unsaved = ""
         """Why the end of the training is in no checkpoint."""
         self._error = ""
@@ -46,13 +44,12 @@ class JobEnd(Part[SupervisorContext]):
             events.CheckpointSaved: self._saved,
             events.CheckpointFailed: self._failed,
             LastCheckpointTimer: self._no_checkpoint,
-            events.EndJob: self._end,
         }
 
     def _training_over(self, event: events.TrainingOver) -> None:
         """A worker has finished its loop, or its script: the world can change no more."""
         context = self._context
-        self._counters = event.message or self._counters
+        context.counters = event.message or context.counters
         self._unsaved = str(event.message.get("unsaved") or "") or self._unsaved
         if context.mode in (Mode.RUNNING, Mode.FORMING):
             context.mode = Mode.FINISHING
@@ -135,8 +132,3 @@ class JobEnd(Part[SupervisorContext]):
             why = f" ({self._error})" if self._error else ""
             context.do(Print(f"no checkpoint in the time left{why}, ending"))
             context.end(context.stop_code)
-
-    def _end(self, event: events.EndJob) -> None:
-        context = self._context
-        context.kill(context.workers.values())
-        context.close(event.code, **figures(self._counters))

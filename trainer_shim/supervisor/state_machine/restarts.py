@@ -58,7 +58,6 @@ class Restarts(Part[SupervisorContext]):
             events.WorkerReady: lambda event: self._form_if_ready(),
             events.FirstStepDone: self._first_step_done,
             events.Restart: self._restart,
-            events.Restarting: lambda event: self._respawn_if_dead(),
             events.ReplicasDiffer: self._differ,
             events.WorkerExit: self._exited,
             CulpritTimer: lambda event: self._restart(events.Restart(self._broken, EXIT_LOST)),
@@ -171,7 +170,9 @@ class Restarts(Part[SupervisorContext]):
             context.batch = change.batch or context.batch
             context.use_without(set(nodes_of(context.pieces)).difference(nodes_of(change.keep)))
         context.do_without_lost()
+        context.called_off.clear()
         context.emit(events.Restarting())
+        self._respawn_if_dead()
 
     def _respawn_if_dead(self) -> None:
         """Once the old workers are gone and the batch host is there, start new ones everywhere."""

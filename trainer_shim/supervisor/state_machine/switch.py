@@ -34,7 +34,6 @@ class Switches(Part[SupervisorContext]):
             events.WorkerQuiesced: self._quiesced,
             events.FirstStepDone: lambda event: self._running(event.generation, event.message),
             events.TrainingOver: self._training_over,
-            events.Restarting: lambda event: self._context.called_off.clear(),
         }
 
     def _node_up(self, event: NodeUp) -> None:
