@@ -14,8 +14,8 @@ from slurm_elastic.trainer_shim.allocation.parent import Parent
 from slurm_elastic.trainer_shim.allocation.pieces import events
 from slurm_elastic.trainer_shim.allocation.pieces.actions import Print
 from slurm_elastic.trainer_shim.allocation.pieces.changes import Changes
-from slurm_elastic.trainer_shim.allocation.pieces.holding import Handlers, Holding
-from slurm_elastic.trainer_shim.allocation.pieces.machine import Machine, Part
+from slurm_elastic.trainer_shim.allocation.pieces.holding import Handlers, Holding, Part
+from slurm_elastic.trainer_shim.allocation.pieces.machine import Machine
 from slurm_elastic.trainer_shim.allocation.pieces.nodes import Nodes
 from slurm_elastic.trainer_shim.allocation.pieces.table import nodes_of
 

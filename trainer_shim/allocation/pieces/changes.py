@@ -10,10 +10,9 @@ from slurm_elastic.protocol.messages import ENDING, Piece, Resize
 
 from . import events
 from .actions import CancelCompanion, DropCompanions, Print, SubmitCompanion
-from .holding import Handlers, Holding
-from .machine import Part
+from .events import CompanionTimer, SuspendedTimer
+from .holding import Handlers, Holding, Part
 from .table import ADDED, Change, State, nodes_of
-from .timers import CompanionTimer, SuspendedTimer
 
 SUSPENDED_S = 4.0
 """From Slurm's SIGTSTP until its SIGSTOP, which follows after two seconds, has come for certain."""

@@ -1,13 +1,14 @@
 """What can happen to the nodes of a job, and to the job itself, and what a framework hears of it: plain values, no
 behaviour.
 
-Events come from outside; what follows from them is emitted. Timers that are due are events too (timers). A framework
+Events come from outside; what follows from them is emitted. Timers that are due are events too. A framework
 subscribes to what concerns it: NodeUp, PiecesReady, PiecesLeaving and PiecesGone at least.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from slurm_elastic.protocol.messages import Grant, Piece, Resize
 
@@ -117,6 +118,32 @@ class JobTerminating(Event):
 
 class DirectoryTaken(Event):
     """Another supervisor has taken the job directory over."""
+
+
+# --- times that are waited for: a timer is set under its key, which is an event when it is due ------------------------
+
+
+@dataclass(frozen=True)
+class Timer:
+    """A timer's key, and its event. `of`: the launch, Slurm job, node, worker or generation that it is for, if any."""
+
+    of: Any = None
+
+
+class AgentsTimer(Timer):
+    """The time for agents to connect is over."""
+
+
+class LaunchTimer(Timer):
+    """A launch that Slurm had no step for is tried again."""
+
+
+class CompanionTimer(Timer):
+    """The time for companions to be granted, or for what was added to be ready, is over."""
+
+
+class SuspendedTimer(Timer):
+    """A companion that Slurm suspends has been stopped by now."""
 
 
 # --- what follows: for a framework --------------------------------------------------------------------------------

@@ -9,16 +9,16 @@ one, says with `settled` and `over` when pieces may change, and answers PiecesRe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.messages import FINISHED, Phase, Piece, Registration, Unreached
 
 from . import actions, events
+from .events import AgentsTimer, CompanionTimer, Timer
 from .table import ADDED, IN_USE, THERE, Change, NodeKey, NodeTable, State, joined, nodes_of
-from .timers import AgentsTimer, CompanionTimer, Timers
 
 Handlers = Mapping[type[Any], Callable[[Any], None]]
 """What a part does about each kind of event that it subscribes to."""
@@ -34,6 +34,39 @@ class Limits:
     """From a companion's grant to its being ready for use, where selasticd does not end it sooner (warm_up_s)."""
     end_s: float = 25.0
     """From Slurm's SIGTERM to the end of the job, a little less than to its SIGKILL."""
+
+
+class Timers:
+    """When each of them is due."""
+
+    def __init__(self) -> None:
+        self._due: dict[Timer, float] = {}
+
+    def __contains__(self, timer: Timer) -> bool:
+        return timer in self._due
+
+    def set(self, timer: Timer, due: float) -> None:
+        self._due[timer] = due
+
+    def cancel(self, timer: Timer) -> None:
+        self._due.pop(timer, None)
+
+    def cancel_every(self, kind: type[Timer]) -> None:
+        for timer in [timer for timer in self._due if isinstance(timer, kind)]:
+            del self._due[timer]
+
+    def clear(self) -> None:
+        self._due.clear()
+
+    def next_due(self) -> float | None:
+        return min(self._due.values(), default=None)
+
+    def take_due(self, now: float) -> Iterator[Timer]:
+        """The timers due at `now`, each cancelled as it is given; not those that an earlier one has cancelled."""
+        for timer in [timer for timer, due in self._due.items() if due <= now]:
+            if self._due.get(timer, now + 1.0) <= now:
+                del self._due[timer]
+                yield timer
 
 
 class Holding:
@@ -250,3 +283,17 @@ class Holding:
     def _over(self) -> None:
         self.change = None
         self.timers.cancel(CompanionTimer())
+
+
+Context = TypeVar("Context", bound=Holding)
+
+
+class Part(Generic[Context]):
+    """One part of the machine."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def handlers(self) -> Handlers:
+        """What it subscribes to."""
+        raise NotImplementedError

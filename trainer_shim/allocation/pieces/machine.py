@@ -8,25 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from .actions import Action, QuitAgent
 from .events import AgentUp, Event, Started
-from .holding import Handlers, Holding
+from .holding import Context, Part
 
 Call = tuple[Callable[[Any], None], Any]
-Context = TypeVar("Context", bound=Holding)
-
-
-class Part(Generic[Context]):
-    """One part of the machine."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    def handlers(self) -> Handlers:
-        """What it subscribes to."""
-        raise NotImplementedError
 
 
 class Machine(Generic[Context]):

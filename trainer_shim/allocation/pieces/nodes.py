@@ -15,10 +15,9 @@ from ...node.reach import Listener, supervisor_unreached
 from .. import commands
 from . import events
 from .actions import DetachAgents, Print, QuitAgent, StartOver, TryReach
-from .holding import Handlers, Holding
-from .machine import Part
+from .events import AgentsTimer, LaunchTimer
+from .holding import Handlers, Holding, Part
 from .table import ADDED, THERE, NodeKey, State, only
-from .timers import AgentsTimer, LaunchTimer
 
 RELAUNCH_S = 2.0
 """Pause before a launch that Slurm had no step for is tried again."""

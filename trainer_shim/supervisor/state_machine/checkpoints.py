@@ -12,12 +12,11 @@ from slurm_elastic.protocol.messages import CHECKPOINTED
 
 from ...allocation.pieces.actions import Print
 from ...allocation.pieces.events import Registered, RequeueAsked
-from ...allocation.pieces.holding import Handlers
-from ...allocation.pieces.machine import Part
+from ...allocation.pieces.holding import Handlers, Part
 from ...numerics.checkpoint_interval import interval_s
 from . import events
 from .context import Mode, SupervisorContext, number
-from .timers import CheckpointTimer
+from .events import CheckpointTimer
 
 WARN_AFTER = 3
 """Intervals without a checkpoint after which that is told, once."""

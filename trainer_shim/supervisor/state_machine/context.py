@@ -18,7 +18,7 @@ from slurm_elastic.protocol.messages import Piece, Unreached
 from ...allocation.pieces.holding import Holding, Limits
 from ...allocation.pieces.table import ADDED, Change, NodeKey
 from . import actions, events
-from .timers import DisconnectedTimer, KillTimer, RollBackTimer
+from .events import DisconnectedTimer, KillTimer, RollBackTimer
 from .workers import Worker, WorkerGroup
 
 CHECKPOINT_S = 600.0

@@ -1,7 +1,7 @@
 """What can happen to the workers of a job and to their worlds: plain values, no behaviour.
 
 Events come from outside; a part of the machine emits a follow-up where another part has to act. Timers that are due are
-events too (timers). What happens to nodes is in allocation/pieces.
+events too. What happens to nodes is in allocation/pieces.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from slurm_elastic.protocol.json_lines import Message
 
-from ...allocation.pieces.events import Event
+from ...allocation.pieces.events import Event, Timer
 
 # --- from outside -----------------------------------------------------------------------------------------------
 
@@ -50,6 +50,50 @@ class StackSeen(Event):
     worker: str
     frames: tuple[str, ...]
     problem: str = ""
+
+
+# --- times that are waited for ----------------------------------------------------------------------------------
+
+
+class KillTimer(Timer):
+    """The killed workers on this node should be dead by now."""
+
+
+class DisconnectedTimer(Timer):
+    """A worker whose control connection is gone should have ended by now."""
+
+
+class CulpritTimer(Timer):
+    """A world broke, and nobody's end has explained it."""
+
+
+class RollBackTimer(Timer):
+    """The members of the old world should be back from a world that failed: the running change's own (0), or one that
+    was called off while its members agreed on it (its generation)."""
+
+
+class CheckpointTimer(Timer):
+    """The last checkpoint is too old."""
+
+
+class HangTimer(Timer):
+    """No step has been done for long."""
+
+
+class StacksTimer(Timer):
+    """Every rank has had its time to say where it is."""
+
+
+class HangEndTimer(Timer):
+    """A world that does no step is to be ended, as the user has said."""
+
+
+class StalledSaveTimer(Timer):
+    """The time for rank 0 of such a world to write what it has is over."""
+
+
+class LastCheckpointTimer(Timer):
+    """The time for the last checkpoint is over."""
 
 
 # --- follow-ups: what has happened ------------------------------------------------------------------------------
@@ -179,13 +223,6 @@ class EndStalled:
     """Have rank 0 of a world that does no step write what it has, and begin a new generation from that."""
 
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitRollBack:
-    """Wait for the members to come back from a generation that was called off while they agreed on it."""
-
-    generation: int
 
 
 class EndIfOver:

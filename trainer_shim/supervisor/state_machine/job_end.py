@@ -6,13 +6,12 @@ from slurm_elastic.protocol.json_lines import Message
 
 from ...allocation.pieces.actions import Print
 from ...allocation.pieces.events import DirectoryTaken, JobTerminating
-from ...allocation.pieces.holding import Handlers
-from ...allocation.pieces.machine import Part
+from ...allocation.pieces.holding import Handlers, Part
 from ...control.worker_client import EXIT_LOST
 from . import events
 from .actions import Send
 from .context import Mode, SupervisorContext
-from .timers import LastCheckpointTimer
+from .events import LastCheckpointTimer
 
 SIGTERM_CODE = 128 + 15
 """Slurm sends SIGTERM more than once, and does not mean more by it. Somebody at a keyboard does, by Ctrl-C."""

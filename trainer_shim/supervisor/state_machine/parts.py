@@ -7,9 +7,8 @@ from ...allocation.pieces.nodes import Nodes
 from .checkpoints import Checkpoints
 from .job_end import JobEnd
 from .restarts import Restarts
-from .roll_back import RollBack
 from .switch import Switches
 from .worker_messages import Hangs, WorkerMessages
 
-PARTS = (WorkerMessages, Nodes, RollBack, Switches, Changes, Restarts, Checkpoints, Hangs, JobEnd)
+PARTS = (WorkerMessages, Nodes, Switches, Changes, Restarts, Checkpoints, Hangs, JobEnd)
 """In the order in which those that subscribe to the same event take it."""

@@ -8,16 +8,14 @@ from __future__ import annotations
 from slurm_elastic.protocol.errors import TrainingError
 
 from ...allocation.pieces.actions import Print, QuitAgent
-from ...allocation.pieces.events import BaseGone, BeginWaitingResize, NodeLeft, NodesSettled, PiecesGone
-from ...allocation.pieces.holding import Handlers
-from ...allocation.pieces.machine import Part
+from ...allocation.pieces.events import AgentsTimer, BaseGone, BeginWaitingResize, NodeLeft, NodesSettled, PiecesGone
+from ...allocation.pieces.holding import Handlers, Part
 from ...allocation.pieces.table import NodeKey, nodes_of
-from ...allocation.pieces.timers import AgentsTimer
 from ...control.worker_client import EXIT_LOST
 from . import events
 from .actions import Kill
 from .context import Mode, SupervisorContext, figures, number
-from .timers import CheckpointTimer, CulpritTimer, DisconnectedTimer, KillTimer, LastCheckpointTimer, RollBackTimer
+from .events import CheckpointTimer, CulpritTimer, DisconnectedTimer, KillTimer, LastCheckpointTimer, RollBackTimer
 from .workers import Worker, ranked
 
 KILLED = 128

@@ -1,8 +1,10 @@
 """From one world to another: new workers warmed up, the step agreed on, and the old world left. Pure.
 
 Until the new world's first step everything can be undone, and is: the new workers are killed, the old world goes on.
-After the agreement on a step that takes all of its members, who go back to it by themselves (roll_back); workers that
-leave stay until then, and are dismissed with that step.
+Workers that leave stay until then, and are dismissed with that step. After the agreement on a step undoing takes all
+members of the old world, who go back to it by themselves, in bounded time: they notice as what they do with the lost
+ones fails, and say so. When nobody is back in the time a world may take to form, a restart from the last checkpoint
+follows.
 """
 
 from __future__ import annotations
@@ -10,9 +12,15 @@ from __future__ import annotations
 from slurm_elastic.protocol.json_lines import Message
 
 from ...allocation.pieces.actions import Print
-from ...allocation.pieces.events import BeginWaitingResize, ChangeRecalled, NodeUp, PiecesLeaving, PiecesReady
-from ...allocation.pieces.holding import Handlers
-from ...allocation.pieces.machine import Part
+from ...allocation.pieces.events import (
+    BeginWaitingResize,
+    ChangeRecalled,
+    NodeUp,
+    PiecesGone,
+    PiecesLeaving,
+    PiecesReady,
+)
+from ...allocation.pieces.holding import Handlers, Part
 from ...allocation.pieces.table import ADDED, State
 from . import events
 from .actions import Send
@@ -34,6 +42,11 @@ class Switches(Part[SupervisorContext]):
             events.WorkerQuiesced: self._quiesced,
             events.FirstStepDone: lambda event: self._running(event.generation, event.message),
             events.TrainingOver: self._training_over,
+            PiecesGone: lambda event: self._joiner_lost(event.why) if event.joins else None,
+            events.JoinerLost: lambda event: self._joiner_lost(event.detail),
+            events.LeaverGone: self._leaver_gone,
+            events.WorldRolledBack: self._rolled_back,
+            events.RollBackTimer: self._nobody_back,
         }
 
     def _node_up(self, event: NodeUp) -> None:
@@ -89,7 +102,7 @@ class Switches(Part[SupervisorContext]):
         if called_off is None:
             return
         if called_off.joiners:  # killed by now: it cannot come
-            context.emit(events.AwaitRollBack(event.generation))
+            self._await_roll_back(event.generation)
         elif not context.agreed():
             context.undo(f"generation {event.generation} was agreed on first", "withdrawn")
             called_off.change.agreed = True
@@ -143,3 +156,56 @@ class Switches(Part[SupervisorContext]):
             self._running(switch.world.generation, {})
         else:
             context.undo("the training is over", "withdrawn")
+
+    # --- where it fails after its members have agreed ---------------------------------------------------------------
+
+    def _await_roll_back(self, generation: int) -> None:
+        context = self._context
+        context.timers.cancel_every(events.RollBackTimer)
+        context.timers.set(events.RollBackTimer(generation), context.now + context.limits.world_s)
+
+    def _rolled_back(self, event: events.WorldRolledBack) -> None:
+        """The coming world did not come about; the old one, whole, goes on."""
+        context, switch = self._context, self._context.switch
+        context.timers.cancel(events.RollBackTimer(event.generation))
+        if switch is not None and switch.world.generation == event.generation:
+            change = switch.change
+            change.agreed = False
+            said = (worker.error for worker in context.workers_on(context.nodes.of(*ADDED)) if worker.error)
+            why = change.recalled or switch.doubt or next(said, "") or event.error  # a joiner's own error is the cause
+            context.undo(why, "withdrawn" if change.recalled else "failed")
+            context.called_off.pop(event.generation)
+            context.emit(BeginWaitingResize())
+
+    def _joiner_lost(self, why: str) -> None:
+        """Without an agreement the change ends; after one the old world is waited for, if it is whole."""
+        context, switch = self._context, self._context.switch
+        if switch is None or not switch.change.agreed or not self._is_whole():
+            context.undo(why)
+        elif not switch.doubt:
+            switch.doubt = why
+            context.do(Print(f"{why}: waiting for the old world to go on"))
+            context.call_off(switch, lost=True)
+            context.kill(context.workers_on(context.nodes.of(*ADDED)))  # the rest of them would only be waited for
+            self._await_roll_back(0)
+
+    def _is_whole(self) -> bool:
+        """Whether the old world could form again."""
+        world, members = self._context.world, self._context.members()
+        return world is not None and len(members) == len(world.members) and not any(one.exited for one in members)
+
+    def _leaver_gone(self, event: events.LeaverGone) -> None:
+        """There is no way back any more."""
+        switch = self._context.switch
+        if switch is not None:
+            switch.change.agreed = True
+            if switch.doubt:
+                self._context.undo(switch.doubt)
+
+    def _nobody_back(self, event: events.RollBackTimer) -> None:
+        context, switch = self._context, self._context.switch
+        why = f"nobody went on within {context.limits.world_s:.0f} s"
+        if event.of:
+            context.emit(events.Restart(f"generation {event.of} was agreed on and called off, and {why}", 1))
+        elif switch is not None and switch.doubt:
+            context.undo(f"{switch.doubt}, and {why}")

@@ -13,13 +13,12 @@ from slurm_elastic.protocol.json_lines import Message
 
 from ...allocation.pieces.actions import Print
 from ...allocation.pieces.events import Registered
-from ...allocation.pieces.holding import Handlers
-from ...allocation.pieces.machine import Part
+from ...allocation.pieces.holding import Handlers, Part
 from .. import hangs
 from . import events
 from .actions import AskStacks, ForwardReport, Send
 from .context import Mode, SupervisorContext, number
-from .timers import HangEndTimer, HangTimer, StacksTimer, StalledSaveTimer
+from .events import HangEndTimer, HangTimer, StacksTimer, StalledSaveTimer
 from .workers import Worker
 
 ANSWER_S = 6.0

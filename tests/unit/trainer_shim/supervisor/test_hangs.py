@@ -20,8 +20,7 @@ from slurm_elastic.trainer_shim.supervisor import hangs
 from slurm_elastic.trainer_shim.supervisor.hangs import Place, patience, place, ranges, sentence
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import AskStacks, Kill, Send
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import StackSeen, WorkerExit
-from slurm_elastic.trainer_shim.supervisor.state_machine.timers import HangTimer
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import HangTimer, StackSeen, WorkerExit
 from slurm_elastic.trainer_shim.supervisor.state_machine.worker_messages import ANSWER_S, STALLED_SAVE_S
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
