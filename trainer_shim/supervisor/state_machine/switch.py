@@ -145,6 +145,7 @@ class Switches(Part[SupervisorContext]):
         context, change = self._context, self._context.change
         if change is not None and change.recalled and context.coming(event.generation) is not None:
             context.undo(change.recalled, "withdrawn")
+        if event.generation in context.called_off:
             context.emit(BeginWaitingResize())
 
     def _training_over(self, event: events.TrainingOver) -> None:

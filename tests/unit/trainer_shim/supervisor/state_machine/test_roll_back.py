@@ -69,6 +69,32 @@ def test_a_joiner_that_stands_still_is_named(missing: list[object]) -> None:
     assert "0 of 1 came: 11.n3.0 did not come" in detail
 
 
+def test_a_resize_that_came_instead_begins_though_a_joiner_of_the_first_one_dies() -> None:
+    """It waits for the members' word on the first one, and that comes also when there is nothing to undo any more."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    joiners = drive.agents_up(COMPANION)
+    drive.ready(joiners)
+    drive.order(2, (BASE,), batch=32)
+    drive(WorkerExit(joiners[0], 1))
+    assert (drive.phases(1)[-1], drive.phases(2)) == ("failed", [])
+    drive.say("10.n1.0", "called_off", generation=2)
+    assert drive.phases(2) == ["accepted"] and drive.worlds(3)
+
+
+def test_a_resize_that_waits_begins_after_the_restart_that_undoing_one_takes() -> None:
+    """Members that had agreed on a world which another member has not left for start again: nothing begins before."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), batch=128)
+    drive.order(2, (BASE,), batch=32)
+    drive.say("10.n1.0", "quiesced", generation=2, step=5, samples=50)
+    drive.say("10.n2.0", "called_off", generation=2)
+    assert (drive.phases(1)[-1], drive.phases(2), drive.context.mode) == ("withdrawn", [], Mode.RESTARTING)
+    drive.settle()
+    assert drive.phases(2)[0] == "accepted"
+
+
 def test_members_that_do_not_go_on_are_started_again() -> None:
     """No word from the old world in the time that forming may take: everybody starts again from the checkpoint."""
     drive = Drive().up()
