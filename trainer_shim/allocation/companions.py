@@ -1,4 +1,4 @@
-"""Companions of a base job: asked for by salloc or sbatch, found, and given back. Asynchronous; holds no lock.
+"""This module asks Slurm for the companions of a base job, finds them, and gives them back. It never blocks.
 
 Whatever was asked for is cancelled when it is dropped, also when the grant and the change of mind cross, and forgotten
 when the job uses it no more. At the end Slurm itself is asked for what still carries this job's tag, until it lists
@@ -29,13 +29,13 @@ _JOB_ID = re.compile(r"job allocation (\d+)")
 _NOW = re.compile(r"^sdiag output at .*\((\d+)\)\s*$", re.MULTILINE)
 KILL_AFTER_S = 10.0
 _SUBMITTED = re.compile(r"(\d+)")
-"""What sbatch --parsable prints."""
+"""What sbatch --parsable prints begins with the job id."""
 CONFIGURING_S, QUEUED_S = 0.5, 1.0
-"""Pauses between two looks at one whose nodes boot, or that waits in the queue."""
+"""Pauses between two looks at a companion whose nodes boot, and at one that waits in the queue."""
 ASK_AGAIN_S = 2.0
-"""Pause after a grant without its GPUs."""
+"""Pause before another try, after Slurm granted a companion without its GPUs."""
 CLOCKS_DIFFER_S = 60.0
-"""From here on somebody should set this host's clock."""
+"""A difference of clocks from which on somebody should set this host's."""
 CANCEL_AGAIN_S = 5.0
 SWEEP_S = 1.0
 """Pause before a sweep that failed is tried again."""
@@ -52,11 +52,11 @@ class CompanionRequest:
     forms: list[commands.Form]
     """The ways to ask for it that are left, the present one first."""
     refusals: list[str] = field(default_factory=list)
-    """What was said to the others."""
+    """What Slurm said to the ways that were tried before."""
     process: subprocess.Popen[bytes] | None = None
     job_id: int = 0
     minutes: int | None = None
-    """What it was asked for, the rest of the base's time; None: without a limit."""
+    """The time limit that it was asked for with; None: none."""
     dropped: str = ""
     reported: bool = False
 
@@ -77,16 +77,16 @@ class Companions:
         self._loop, self._children, self._env, self._base = loop, children, env, base_id
         self._nproc, self._emit = nproc, emit
         self._asked: list[CompanionRequest] = []
-        """Those under way, and those granted that the job uses."""
+        """The requests under way, and those of granted companions that the job uses."""
         self._jobs: dict[int, SlurmJob] = {}
-        """Those granted, by job id."""
+        """The jobs of granted companions, by job id."""
         self._granted: commands.Form | None = None
         """How the last one was had: that way is tried first."""
         self.swept = False
         """After `close`: nothing of this job is left in Slurm."""
 
     def submit(self, resize_id: int, index: int, shape: Shape, wait_s: float) -> None:
-        """Ask for one. What has no nodes after `wait_s` seconds is taken back and refused."""
+        """Ask for a companion. A request without nodes after `wait_s` seconds is taken back and refused."""
         forms = sorted(commands.forms(shape.by, shape.node_list), key=lambda form: form != self._granted)
         asked = CompanionRequest(resize_id, index, shape, forms)
         self._asked.append(asked)
@@ -100,7 +100,7 @@ class Companions:
             self._take_back(asked, "no longer wanted")
 
     def cancel(self, job_id: int) -> None:
-        """Give back one that was granted. While slurmctld does not answer it is tried again."""
+        """Give a granted companion back. While slurmctld does not answer this is tried again."""
 
         def ended(how: Ended) -> None:
             if how.code != 0 and commands.unanswered(how.err):

@@ -44,7 +44,7 @@ LONGEST_REFUSAL = 1000
 KNOWN_SINCE = {STALLED: 3, STEPS_AGAIN: 3, CHECKPOINTED: 4, ENDING: 5}
 """The first version of the messages with these phases: an older daemon is not told of them."""
 REFUSAL_S = 3600.0
-"""After which a daemon that is not understood is spoken to again as if it were."""
+"""Seconds after which a daemon that is not understood is spoken to again as if it were."""
 
 
 class DaemonClient:

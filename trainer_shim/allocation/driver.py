@@ -85,7 +85,7 @@ class Driver:
         self._code: int | None = None
         self._told_unshared = False
         self._armed: list[float] = []
-        """What timers wait for, the next one last."""
+        """When the loop wakes for the machine's timers, the next time last."""
 
     def run(self) -> int:
         self._loop.on_signal(signal.SIGTERM, self._terminated)
@@ -139,7 +139,7 @@ class Driver:
         self._event(events.AgentUp(key, gpus, listens, its if its != build() else ""))
 
     def _message(self, kind: str, name: str, message: Message) -> None:
-        """Of an agent; what a framework's own say is the framework's."""
+        """Take a message of an agent. A framework reads the other kinds of messages itself."""
         what, key = message.get("type"), self._agents.get(name) if kind == "agent" else None
         if key is None:
             return
@@ -199,7 +199,7 @@ class Driver:
             self._daemon.report_phase(dataclasses.replace(action.phase, at=time.time(), detail=detail))
 
     def _print(self, line: str) -> None:
-        """From any thread."""
+        """Print a line for people; from any thread."""
         self._write(STDERR, f"selastic: {line}")
 
     def _write(self, output: int, line: str) -> None:

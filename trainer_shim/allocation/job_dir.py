@@ -26,10 +26,10 @@ from ..node import program
 PRIVATE = "logs", "checkpoints", "compiled"
 """Folders of the job directory that nobody else can enter: torch loads code from the last one."""
 KEPT = 20
-"""Companions whose logs stand by themselves."""
+"""So many companions keep logs of their own."""
 TOGETHER, OLDER = "left.log", "left.older.log"
 MOST_BYTES = 16 << 20
-"""Of what was put together, this is kept of the last, and a few times that at most."""
+"""Bytes of the logs that were put together: the last so many are kept, and a few times that at most."""
 RECORD = "run.json"
 MARK = ".mark-"
 RUN = ".run"
@@ -44,7 +44,7 @@ class Run:
     cluster: str
     generation: int = 0
     submitted: str = ""
-    """When its job was, as Slurm writes it."""
+    """When its job was submitted, as Slurm writes it."""
 
 
 def cluster(env: Mapping[str, str]) -> str:

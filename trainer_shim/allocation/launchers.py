@@ -39,10 +39,10 @@ class Options:
     host: str
     """The name by which agents find this host."""
     env: Mapping[str, str]
-    """For the agents: the user's, scrubbed; the supervisor adds how it is reached."""
+    """The agents' environment: the user's, scrubbed. The driver adds how it is reached."""
     cluster: str = ""
     submitted: str = ""
-    """When the job was, as Slurm writes it."""
+    """When the job was submitted, as Slurm writes it."""
     nproc: int = 0
     batch: int = 0
     request: str = ""
@@ -63,7 +63,7 @@ class SlurmLauncher(Companions):
         self._options = options
         self._jobs |= {job.job_id: job for job in jobs}
         self._sruns: dict[int, subprocess.Popen[bytes]] = {}
-        """Of companions' agents, by launch."""
+        """The sruns of companions' agents, by launch."""
 
     def launch(self, piece: Piece, number: int) -> None:
         """Start an agent on each node of the piece; StepEnded with this number follows when they have all ended."""
@@ -141,7 +141,7 @@ class LocalLauncher:
         """Nothing but signals to this process ends it."""
 
     def detach(self, number: int) -> None:
-        """Its agents hang on nothing but this process."""
+        """Local agents depend on nothing but this process."""
 
     def submit(self, resize_id: int, index: int, shape: Shape, wait_s: float) -> None:
         job_id, self._next_job = self._next_job, self._next_job + 1
@@ -206,7 +206,7 @@ def end_s(env: Mapping[str, str] | None) -> float:
 
 
 def local_piece(env: Mapping[str, str], nproc: int) -> Piece:
-    """This machine: one worker per GPU, or `nproc`."""
+    """This machine as a piece: one worker per GPU, or `nproc`."""
     from ..node.agent import gpus
 
     count = len(gpus({**env, "SELASTIC_NPROC": str(nproc or "")}))

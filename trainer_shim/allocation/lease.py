@@ -31,7 +31,7 @@ SIZE = 512
 
 
 class Lease:
-    """Of this supervisor, on one job directory."""
+    """The lease of this supervisor on one job directory."""
 
     def __init__(self, place: Path, job: str = "", restarts: int = 0, silent_s: float = SILENT_S) -> None:
         """job: Slurm's id; "" without Slurm. restarts: how often Slurm has started it again, so that its earlier runs
@@ -118,7 +118,7 @@ class Lease:
 
 
 def _boot() -> str:
-    """Of this host, since it was started."""
+    """What tells this start of this host from all others."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return socket.gethostname()

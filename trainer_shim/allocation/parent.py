@@ -94,7 +94,7 @@ def outlast(strangers: frozenset[int]) -> None:
 
 
 def children() -> frozenset[int]:
-    """Of this process; none where Linux does not say."""
+    """The children of this process; none where Linux does not say."""
     try:
         return frozenset(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
     except OSError:

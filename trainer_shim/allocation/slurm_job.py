@@ -36,21 +36,21 @@ class SlurmJob:
     account: str
     work_dir: str
     component: tuple[int, int] | None
-    """Of a heterogeneous job: (leader's job id, number of this component)."""
+    """The place of this job in a heterogeneous one: (leader's job id, number of this component)."""
     wckey: str
     exclusive: bool
-    """It has its nodes for itself."""
+    """The job has its nodes for itself."""
     end_time: str
     """As Slurm writes it; "Unknown" without a limit."""
     comment: str = ""
     submitted: str = ""
-    """As Slurm writes it; since it was last put back into the queue."""
+    """When it was submitted, or last put back into the queue, as Slurm writes it."""
     restarts: int = 0
-    """How often it was."""
+    """How often it was put back."""
     features: str = ""
-    """Of --constraint."""
+    """The features that --constraint asked for."""
     excluded: str = ""
-    """Of --exclude."""
+    """The nodes that --exclude named."""
 
     def piece(self, kind: str, workers: int = 0) -> Piece:
         """As a piece; `workers` per node takes the place of GPUs where the job has none.

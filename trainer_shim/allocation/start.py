@@ -24,14 +24,14 @@ from .slurm_job import SlurmJob
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where and how. `jobs`: of Slurm, the base first; none without Slurm."""
+    """Where a framework begins, and how. `jobs`: the Slurm jobs, the base first; none without Slurm."""
 
     options: Options
     jobs: tuple[SlurmJob, ...]
     pieces: tuple[Piece, ...]
 
     def launcher(self) -> StartLauncher:
-        """What starts agents, and asks for companions."""
+        """The launcher that starts agents and asks for companions."""
         if self.jobs:
             return functools.partial(launchers.SlurmLauncher, self.jobs)
         return functools.partial(launchers.LocalLauncher, self.pieces[0])
