@@ -241,7 +241,6 @@ class SupervisorContext(Holding):
         self.do(actions.FollowOutput(first.name, first.agent))
         micro_batch = int(number(first.config.get("micro_batch")))
         self.register(generation=world.generation, max_micro_batch=micro_batch)
-        self.retain()
         self.emit(events.WorldRuns())
 
     def origin(self) -> str:
@@ -266,7 +265,7 @@ class SupervisorContext(Holding):
         return super().go_over()
 
     def undo(self, why: str, phase: str = "failed", unreached: tuple[Unreached, ...] = ()) -> None:
-        """The same, for the workers: those of the coming world alone are killed, the others told to stay."""
+        """Undo it for the workers, too: those of the coming world alone are killed, the others are told to stay."""
         change, switch = self.change, self.switch
         if change is None:
             return

@@ -106,6 +106,7 @@ class Restarts(Part[SupervisorContext]):
         if 0 <= began_at < (context.saved_step or 0):  # newer ones are damaged: none is a way back
             context.saved_step = self._failed_at = began_at
         context.enter(world)
+        context.retain()
         change, context.restart = context.restart, None
         context.report_phase(change.id if change is not None else 0, "running", **figures(event.message))
         where = ", ".join(f"{len(piece.nodes)} x {piece.gpus_per_node} of {piece.kind}" for piece in context.pieces)
