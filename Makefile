@@ -71,13 +71,13 @@ RESIZES ?= 10000
 JOBS ?= 10000
 MINUTES ?= 100000
 soak-growth: ready  ## what grows while one training is resized, and short jobs pass through one daemon (RESIZES= JOBS= MINUTES=)
-	$(BIN)/python tests/support/growth_soak.py --resizes $(RESIZES) --minutes $(MINUTES)
-	$(BIN)/python tests/support/jobs_soak.py --jobs $(JOBS) --minutes $(MINUTES)
+	$(BIN)/python tests/support/soak.py growth --resizes $(RESIZES) --minutes $(MINUTES)
+	$(BIN)/python tests/support/soak.py jobs --jobs $(JOBS) --minutes $(MINUTES)
 	$(BIN)/python tests/support/torch_growth.py
 
 # SOAK_ARGS: --resizes, --kills, --seed.
 soak-training: ready  ## of which: a training alone, its parameters replayed
-	$(BIN)/python tests/support/training_soak.py $(SOAK_ARGS)
+	$(BIN)/python tests/support/soak.py training $(SOAK_ARGS)
 
 ROUNDS ?= 100
 SEED ?= 1

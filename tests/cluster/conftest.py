@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from sandbox_of_hosts.names import HEAD, address
+from sandbox_of_hosts.sandbox import HostsSandbox
 from slurm_backends import cluster as cluster
+from training_job import Start, starting
 
 from slurm_elastic.daemon.sandbox import Sandbox
 
@@ -23,3 +27,18 @@ def submit(empty_sandbox: Sandbox) -> Submit:
         return int(answer.stdout.split(";")[0])
 
     return sbatch
+
+
+@pytest.fixture
+def trains_on(empty_sandbox: Sandbox) -> Sandbox:
+    """The Slurm of `start`; sites/ and hosts/ have theirs."""
+    return empty_sandbox
+
+
+@pytest.fixture
+def start(trains_on: Sandbox, tmp_path: Path) -> Iterator[Start]:
+    """Starts real trainings, each in a folder of its own that all hosts see."""
+    tmp_path.chmod(0o755)
+    where = (trains_on.home, address(HEAD)) if isinstance(trains_on, HostsSandbox) else (tmp_path,)
+    with starting(trains_on, *where) as start:
+        yield start

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fake_daemon import FakeDaemon
@@ -22,38 +21,26 @@ ENVIRONMENTS = {
 
 
 @pytest.fixture(scope="module")
-def jobs(
-    sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, tuple[TrainingJob, FakeDaemon]]]:
+def jobs(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, TrainingJob]]:
     """All of them side by side: each takes a while to import torch."""
     root, started = tmp_path_factory.mktemp("environments"), {}
     for name, (script, options) in ENVIRONMENTS.items():
-        folder, daemon = root / name, FakeDaemon()
-        folder.mkdir()
-        words = "träin.py 400 1 0"
-        job = TrainingJob(
-            sandbox,
-            folder,
-            f"-N1 --gres=gpu:1 {options}",
-            words,
-            daemon.env(folder),
-            script + "exec {run}",
-            name="träin.py",
+        how = {"script": script + "exec {run}", "name": "träin.py"}
+        started[name] = TrainingJob(
+            sandbox, root / name, f"-N1 --gres=gpu:1 {options}", 400, 1, 0, daemon=FakeDaemon(), **how
         )
-        started[name] = job, daemon
     yield started
-    for _, daemon in started.values():
-        daemon.close()
+    for job in started.values():
+        job.daemon.close()
     cancel_all(sandbox)
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_it_trains_there(jobs: dict[str, tuple[TrainingJob, FakeDaemon]], name: str) -> None:
+def test_it_trains_there(jobs: dict[str, TrainingJob], name: str) -> None:
     """To its end, with its directory where the job lies, and selasticd hears its program's name."""
-    job, daemon = jobs[name]
-    job.ends(timeout=150)
-    job.checked(400, 1)
-    assert daemon.wait_registered().program == "träin.py 400 1 0"
+    job = jobs[name]
+    job.finish(150)
+    assert job.daemon.wait_registered().program == "träin.py 400 1 0"
     [run] = (job.folder / ".selastic").iterdir()
     assert run.name == str(job.id) and list(run.glob("checkpoints/step-*"))
-    assert Path(job.folder).parent.joinpath("my").exists() is False
+    assert job.folder.parent.joinpath("my").exists() is False

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import audited
 import pytest
-from example_jobs import completes, story, submit
 from fake_daemon import FakeDaemon
-from kill_targets import kill, workers
+from kill_targets import workers
+from local_run import kill
+from training_job import ROOT, SlurmJob, submit_script
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.protocol.messages import Shape
 
-ROOT = Path(__file__).parents[2]
 RESIZED = ("ddp", "fsdp", "tensor_parallel", "lightning", "transformers")
 LOOPS = {
     # its words, the numbers it prints, samples and passes (or iterations) of the record, how far losses may be off
@@ -43,11 +43,11 @@ LINES = {
 }
 
 
-def submit_example(sandbox: Sandbox, folder: Path, name: str, daemon: FakeDaemon, *words: str) -> int:
+def submit_example(sandbox: Sandbox, folder: Path, name: str, daemon: FakeDaemon, *words: str) -> SlurmJob:
     """sbatch NAME.sbatch."""
     for file in (ROOT / "examples").glob(f"*{name}.*"):
         shutil.copy(file, folder)
-    return submit(sandbox, folder, f"{name}.sbatch", daemon, *words)
+    return submit_script(sandbox, folder, f"{name}.sbatch", daemon, *words)
 
 
 @pytest.mark.parametrize("name", RESIZED)
@@ -59,16 +59,14 @@ def test_an_example_is_resized(empty_sandbox: Sandbox, tmp_path: Path, name: str
 
     with FakeDaemon() as daemon:
         job = submit_example(empty_sandbox, tmp_path, name, daemon, "--epochs", "2", "--samples", "2053")
-        [base] = daemon.wait_registered().pieces
-        daemon.order(1, job, (base,), (Shape(1, gpus, gpus),), batch=64)
-        grown = daemon.wait_phase(1, "running", 120)
+        base = job.base()
+        grown = job.resize(base, Shape(1, gpus, gpus), batch=64, steps=0)
         assert sum(piece.gpus for piece in grown.pieces) == 2 * gpus
-        daemon.order(2, job, (base,), batch=48)
-        assert daemon.wait_phase(2, "running", 60).pieces == (base,)
-        (tmp_path / "go").touch()
-        completes(empty_sandbox, job, tmp_path)
+        assert job.resize(base, batch=48, steps=0).pieces == base
+        job.go()
+        job.ends()
     found = audited.check(tmp_path / "audit", samples=2053, epochs=2)
-    assert found.ok and found.worlds == 3 and found.restarts == 0, (found, story(tmp_path))
+    assert found.ok and found.worlds == 3 and found.restarts == 0, (found, job.story())
 
 
 def test_a_loop_of_its_own_is_resized_and_killed(empty_sandbox: Sandbox, tmp_path: Path) -> None:
@@ -82,18 +80,16 @@ def test_a_loop_of_its_own_is_resized_and_killed(empty_sandbox: Sandbox, tmp_pat
 
     with FakeDaemon() as daemon:
         job = submit_example(empty_sandbox, tmp_path, "iterations", daemon, *size)
-        [base] = daemon.wait_registered().pieces
-        for number, more in enumerate(((Shape(1, 1, 1),), (), (Shape(1, 1, 1),)), start=1):
-            daemon.order(number, job, (base,), more)
-            daemon.wait_phase(number, "running", 120)
-        assert kill(*workers(empty_sandbox, job)) == 1
-        wait_until(lambda: restored() == 1, 120, lambda: story(tmp_path))
-        daemon.order(4, job, (base,))
-        daemon.wait_phase(4, "running", 120)
-        (tmp_path / "go").touch()
-        completes(empty_sandbox, job, tmp_path)
+        base = job.base()
+        for more in ((Shape(1, 1, 1),), (), (Shape(1, 1, 1),)):
+            job.resize(base, *more, steps=0)
+        assert kill(*workers(empty_sandbox, job.id)) == 1
+        wait_until(lambda: restored() == 1, 120, job.story)
+        job.resize(base, steps=0)
+        job.go()
+        job.ends()
     found = audited.check(tmp_path / "audit", samples=8, epochs=60)
-    assert found.ok and found.restarts == 1 and found.worlds >= 5, (found, story(tmp_path))
+    assert found.ok and found.restarts == 1 and found.worlds >= 5, (found, job.story())
     alone = evaluations(run_alone("iterations", *size, "--out", tmp_path / "alone"))
     ours = evaluations((tmp_path / "out.txt").read_text())
     assert sorted(ours) == sorted(alone) == list(range(0, 60, 5))
@@ -115,32 +111,31 @@ def test_loops_of_other_kinds_are_resized_and_killed(empty_sandbox: Sandbox, tmp
     of each iteration, counts once, and what they print is what they print alone: once, but for what was done again."""
     tmp_path.chmod(0o755)
     with contextlib.ExitStack() as stack:
-        daemons = {name: stack.enter_context(FakeDaemon()) for name in LOOPS}
-        jobs, bases, folders = {}, {}, {name: tmp_path / name for name in LOOPS}
+        jobs = {}
         for name, (words, *_) in LOOPS.items():
-            folders[name].mkdir()
-            jobs[name] = submit_example(empty_sandbox, folders[name], name, daemons[name], *words.split())
-        for name, daemon in daemons.items():
-            [bases[name]] = daemon.wait_registered().pieces
-        for number, more in enumerate(((Shape(1, 1, 1),), ()), start=1):
-            for name, daemon in daemons.items():
-                daemon.order(number, jobs[name], (bases[name],), more)
-            for daemon in daemons.values():
-                daemon.wait_phase(number, "running", 120)
-        for name, folder in folders.items():
-            assert kill(*workers(empty_sandbox, jobs[name])) == 1, story(folder)
-        for folder in folders.values():
-            said = (folder / "out.txt").read_text
-            wait_until(lambda said=said: said().count("restored from") == 1, 120, lambda folder=folder: story(folder))
-            (folder / "go").touch()
-        for name, folder in folders.items():
-            completes(empty_sandbox, jobs[name], folder)
+            (tmp_path / name).mkdir()
+            daemon = stack.enter_context(FakeDaemon())
+            jobs[name] = submit_example(empty_sandbox, tmp_path / name, name, daemon, *words.split())
+        bases = {name: job.base() for name, job in jobs.items()}
+        for more in ((Shape(1, 1, 1),), ()):
+            ordered = [(job, job.order(bases[name], *more)) for name, job in jobs.items()]
+            for job, number in ordered:
+                job.resized(number, steps=0)
+        for job in jobs.values():
+            assert kill(*workers(empty_sandbox, job.id)) == 1, job.story()
+        for job in jobs.values():
+            said = (job.folder / "out.txt").read_text
+            wait_until(lambda said=said: said().count("restored from") == 1, 120, job.story)
+            job.go()
+        for job in jobs.values():
+            job.ends()
     for name, (words, numbers, samples, passes, tolerance) in LOOPS.items():
-        found = audited.check(folders[name] / "audit", samples, passes)
-        assert found.ok and found.restarts == 1 and found.worlds >= 4, (name, found, story(folders[name]))
+        job = jobs[name]
+        found = audited.check(job.folder / "audit", samples, passes)
+        assert found.ok and found.restarts == 1 and found.worlds >= 4, (name, found, job.story())
         alone = evaluations(run_alone(name, *words.split()))
-        ours = evaluations((folders[name] / "out.txt").read_text())
-        assert sorted(ours) == sorted(alone) == list(numbers), (name, story(folders[name]))
+        ours = evaluations((job.folder / "out.txt").read_text())
+        assert sorted(ours) == sorted(alone) == list(numbers), (name, job.story())
         for number, losses in ours.items():
             expected = [*alone[number]] * len(losses)
             assert losses == pytest.approx(expected, rel=tolerance, abs=1e-3), (name, number)

@@ -37,20 +37,8 @@ class Cluster:
     def job(self, *options: str) -> str:
         """A running job of another user on three nodes."""
         self.sandbox.run(["scancel", "-u", OWNER])
-        command = [
-            "sbatch",
-            "--parsable",
-            "-A",
-            ACCOUNT,
-            "-o",
-            "/dev/null",
-            "-N3",
-            "--gres=gpu:4",
-            *options,
-            "--wrap",
-            "sleep 600",
-        ]
-        job = self.sandbox.run(command, user=OWNER).stdout.strip()
+        command = ["sbatch", "--parsable", "-A", ACCOUNT, "-o", "/dev/null", "-N3", "--gres=gpu:4", *options]
+        job = self.sandbox.run([*command, "--wrap", "sleep 600"], user=OWNER).stdout.strip()
         wait_until(lambda: self.state(job, user=None) == "RUNNING", 30)
         return job
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from kill_campaign import Campaign
 from live_daemon import OTHER, Selasticd, live_daemon
 from sandbox_jobs import cancel_all
+from training_job import Start
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
@@ -59,26 +59,21 @@ def test_half_a_node_is_reached_by_requeue_and_nobody_comes_between(selasticd: S
     assert steps == ["requeue", "resume", "free", "resize_done"]
 
 
-def test_training_goes_on_from_a_checkpoint_written_before_the_requeue(
-    empty_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_goes_on_from_a_checkpoint_written_before_the_requeue(selasticd: Selasticd, start: Start) -> None:
     """Real training, pinned to half of its GPUs: its supervisor writes a checkpoint on selasticd's order and says so
     before the job is put back, and every sample is seen exactly once."""
-    with live_daemon(empty_sandbox, monkeypatch, host="0.0.0.0") as selasticd:
-        campaign = Campaign(selasticd, 1)
-        job = campaign.submit("elastic:gpus=1-2,batch=16-64,via=shrink+requeue", gpus=2, nap_s=0.04)
-        wait_until(lambda: selasticd.trains_on(job.job_id) == 2, 120, campaign.story)
-        assert selasticd.selastic("pin", str(job.job_id), "1").returncode == 0
-        wait_until(lambda: "resize_done" in selasticd.events(job.job_id), 120, campaign.story)
-        selasticd.settles_at(job.job_id, 1, 60)
-        kinds = selasticd.events(job.job_id)
-        kinds = kinds[kinds.index("resize_saved") - 1 :]
-        order = [
-            kind for kind in kinds if kind in ("resize_accepted", "resize_saved", "requeue", "resume", "resize_done")
-        ]
-        assert order == ["resize_accepted", "resize_saved", "requeue", "resume", "resize_done"], kinds
-        campaign.end()
-        assert campaign.counts.jobs == 1 and campaign.counts.restarts == 1
+    comment = "--comment=elastic:gpus=1-2,batch=16-64,via=shrink+requeue"
+    options = f"-N1 --gres=gpu:a100:2 --requeue --time=60 --mem=1G {comment}"
+    job = start(options, 9000, alone=True, words="--checkpoint-every 1", env=selasticd.found)
+    wait_until(lambda: selasticd.trains_on(job.id) == 2, 120, job.story)
+    assert selasticd.selastic("pin", str(job.id), "1").returncode == 0
+    wait_until(lambda: "resize_done" in selasticd.events(job.id), 120, job.story)
+    selasticd.settles_at(job.id, 1, 60)
+    kinds = selasticd.events(job.id)
+    kinds = kinds[kinds.index("resize_saved") - 1 :]
+    order = [kind for kind in kinds if kind in ("resize_accepted", "resize_saved", "requeue", "resume", "resize_done")]
+    assert order == ["resize_accepted", "resize_saved", "requeue", "resume", "resize_done"], kinds
+    assert job.finish().restarts == 1
 
 
 def test_with_notice_a_job_gives_way_and_is_never_preempted(selasticd: Selasticd, tiers: None) -> None:

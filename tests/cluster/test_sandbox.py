@@ -135,7 +135,7 @@ def test_a_broken_daemon_names_itself(can_run_slurm: None, tmp_path: Path, daemo
     assert not Path(f"/tmp/selastic-sandbox-broken-{daemon}").exists()
 
 
-def test_a_directory_with_files_in_it_is_refused_and_kept(can_run_slurm: None, tmp_path: Path) -> None:
+def test_a_directory_with_files_in_it_is_refused_and_kept(can_run_slurm: None) -> None:
     """A sandbox never takes over, and so never removes, a directory that holds something."""
     folder = Path(f"/tmp/selastic-full-{os.getpid()}")
     folder.mkdir()

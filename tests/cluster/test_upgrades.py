@@ -40,8 +40,7 @@ def test_jobs_of_two_builds_are_resized_before_and_after_an_upgrade(
         for job in jobs:
             job.go()
         for job in jobs:
-            job.ends(timeout=120)
-            job.checked(16000, 1)
+            job.finish()
             kinds = daemon.events(job.id)
             assert kinds.count("resize_done") >= 2 and "not_understood" not in kinds, job.text()
             assert "resize_failed" not in kinds and "resize_withdrawn" not in kinds, job.text()
@@ -49,9 +48,7 @@ def test_jobs_of_two_builds_are_resized_before_and_after_an_upgrade(
 
 
 def _start(daemon: Selasticd, folder: Path, path: str) -> TrainingJob:
-    folder.mkdir()
-    folder.chmod(0o755)
-    env = {"SELASTIC_CLIENT_CONF": str(daemon.state / "client.json")} | ({"PYTHONPATH": path} if path else {})
-    job = TrainingJob(daemon.sandbox, folder, OPTIONS, "train.py 16000 1 0.05", env)
+    env = daemon.found | ({"PYTHONPATH": path} if path else {})
+    job = TrainingJob(daemon.sandbox, folder, OPTIONS, 16000, 1, 0.05, env=env)
     wait_until(lambda: daemon.trains_on(job.id), 120, job.text)
     return job

@@ -20,10 +20,10 @@ import pytest
 import script_data
 import seen_samples
 import torch
-from example_jobs import ROOT, SLOW, completes, resizes, story, submit
 from fake_daemon import FakeDaemon
-from kill_targets import kill, workers
-from local_run import NAMESPACE, rehearsal
+from kill_targets import workers
+from local_run import NAMESPACE, kill, rehearsal
+from training_job import ROOT, SLOW, SlurmJob, submit_script
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
@@ -354,7 +354,7 @@ def test_a_script_becomes_elastic_by_few_lines(
     words = dict(zip((alone, resized, *others), ("", "", *script.seeds), strict=True))
     with FakeDaemon() as quiet, FakeDaemon() as daemon:
 
-        def start(folder: Path) -> int:
+        def start(folder: Path) -> SlurmJob:
             copied(script, name, folder)
             folder.chmod(0o755)
             record = seen_samples.CUSTOM.format(folder=str(folder / "seen"), first_call=script.first_call)
@@ -363,26 +363,24 @@ def test_a_script_becomes_elastic_by_few_lines(
             arguments = f"{script.words} {words[folder]}".split()
             its = daemon if folder == resized else quiet
             custom = SLOW.replace("0.03", str(script.slower)) + TORCHVISION + record
-            return submit(empty_sandbox, folder, "job.sbatch", its, *arguments, custom=custom)
+            return submit_script(empty_sandbox, folder, "job.sbatch", its, *arguments, custom=custom)
 
         job, left = start(resized), start(alone)
-        wait_until(lambda: daemon.registrations, 120, lambda: story(resized))
-        [base] = daemon.wait_registered().pieces
-        for number, more in enumerate(((Shape(1, 2, 2),), (), (Shape(1, 1, 1),), ()), start=1):
-            daemon.order(number, job, (base,), more)
-            resizes(empty_sandbox, daemon, number, job, resized)
-        assert kill(*workers(empty_sandbox, job)), story(resized)  # and its loader workers
+        base = job.base()
+        for more in ((Shape(1, 2, 2),), (), (Shape(1, 1, 1),), ()):
+            job.resize(base, *more, steps=0)
+        assert kill(*workers(empty_sandbox, job.id)), job.story()  # and its loader workers
         out = resized / "out.txt"
-        wait_until(lambda: "restored from" in out.read_text(), 120, lambda: story(resized))
-        (resized / "go").touch()
-        completes(empty_sandbox, job, resized)
-        completes(empty_sandbox, left, alone)
+        wait_until(lambda: "restored from" in out.read_text(), 120, job.story)
+        job.go()
+        job.ends()
+        left.ends()
         for folder in others:
-            completes(empty_sandbox, start(folder), folder)
+            start(folder).ends()
     samples = {folder: seen_samples.by_step(folder / "seen", folder / "audit") for folder in (alone, resized)}
-    assert len(samples[alone]) == script.steps and samples[resized] == samples[alone], story(resized)
+    assert len(samples[alone]) == script.steps and samples[resized] == samples[alone], job.story()
     if script.line:
-        progress_is_whole(script, resized)
+        progress_is_whole(script, job)
     script.check(resized, alone)
     if script.metric:
         metrics_agree(script, alone, resized, others)
@@ -402,16 +400,16 @@ def printed(expression: str, text: str) -> list[tuple[str, ...]]:
     return [found if isinstance(found, tuple) else (found,) for found in re.findall(expression, text, re.MULTILINE)]
 
 
-def progress_is_whole(script: Script, folder: Path) -> None:
+def progress_is_whole(script: Script, job: SlurmJob) -> None:
     """Every line is there once; those of the steps that a kill has set back are there once before it and once after."""
-    before, restored, after = (folder / "out.txt").read_text().partition("restored from")
-    assert restored, story(folder)
+    before, restored, after = (job.folder / "out.txt").read_text().partition("restored from")
+    assert restored, job.story()
     first, second = (
         [script.progress.index(tuple(map(int, found))) for found in printed(script.line, part)]
         for part in (before, after)
     )
-    assert first == list(range(len(first))), (first, story(folder))
-    assert second == list(range(second[0], len(script.progress))), (second, story(folder))
+    assert first == list(range(len(first))), (first, job.story())
+    assert second == list(range(second[0], len(script.progress))), (second, job.story())
     assert second[0] <= len(first), (first[-1], second[0])
 
 

@@ -6,15 +6,19 @@ The store, the rounds, the planner and the controller are the real ones; only Sl
 from __future__ import annotations
 
 import math
+import shutil
+import tempfile
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from fake_slurm import UIDS, Component, FakeSlurm
 from fresh_store import fresh_store
 
 from slurm_elastic.daemon.api.waiters import Waiters
-from slurm_elastic.daemon.capacity.roster import Known
+from slurm_elastic.daemon.capacity.roster import Known, sort_jobs
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds
 from slurm_elastic.daemon.planner.memory import Memory
 from slurm_elastic.daemon.rounds.inputs.job_inputs import JobInputs
@@ -53,6 +57,23 @@ class World:
         self.url = f"sqlite:///{directory / 'selastic.db'}"
         self.supervisors: dict[int, Supervisor] = {}
         self.boot()
+
+    @classmethod
+    def in_memory(cls, **more: Any) -> World:
+        """In a folder of its own, where thousands of commits need not last; `close` removes it."""
+        shm = "/dev/shm" if Path("/dev/shm").is_dir() else None
+        folder = Path(tempfile.mkdtemp(prefix="selastic-world-", dir=shm))
+        world = cls(folder, **more)
+        world.folder = folder
+        return world
+
+    folder: Path | None = None
+    """Its own, if any."""
+
+    def close(self) -> None:
+        self.store.close()
+        if self.folder is not None:
+            shutil.rmtree(self.folder)
 
     def boot(self) -> None:
         """Start the daemon, or start it again after it died: nothing but the store is left of the one before."""
@@ -114,6 +135,20 @@ class World:
             if quiet > 8 and not self.store.resizes.under_way():
                 return number
         raise AssertionError(f"not settled after {rounds} rounds: {self.picture()}, {self.store.resizes.under_way()}")
+
+    def is_at_rest(self, least: Mapping[int, int]) -> None:
+        """What Slurm holds for a job is what it trains on, at least so many GPUs, and nothing is left of one that is
+        over."""
+        snapshot = self.snapshot()
+        elastic = sort_jobs(snapshot, accepted=set(self.supervisors)).elastic
+        alive = {job_id: job for job_id, job in self.supervisors.items() if job.alive}
+        for job_id, job in alive.items():
+            held = {piece.slurm_job_id: set(piece.nodes) for piece in elastic[job_id].pieces}
+            assert held == {piece.slurm_job_id: set(piece.nodes) for piece in job.pieces}
+            assert job.gpus >= least[job_id]
+        for one in snapshot.jobs.values():
+            if one.name.startswith("selastic-"):
+                assert int(one.name.removeprefix("selastic-")) in alive
 
     def snapshot(self) -> Snapshot:
         """What there is, whether or not slurmctld answers."""

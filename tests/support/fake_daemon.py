@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -90,12 +89,6 @@ class FakeDaemon:
             self._changed.notify_all()
         return resize
 
-    def withdraw(self) -> None:
-        with self._changed:
-            assert self._current is not None
-            self._current = replace(self._current, withdrawn=True)
-            self._changed.notify_all()
-
     def wait_phase(self, resize_id: int, phase: str, timeout: float = 60) -> Phase:
         """The first such phase, once it has come."""
 
@@ -113,6 +106,16 @@ class FakeDaemon:
     def wait_registered(self, timeout: float = 60) -> Registration:
         wait_until(lambda: self.registrations, timeout, "a registration")
         return self.registrations[-1]
+
+    @property
+    def ordered(self) -> int:
+        """The number of the last resize that was handed out."""
+        return self._current.id if self._current else 0
+
+    def ended(self, resize_id: int) -> Phase | None:
+        """How a resize has ended, if it has."""
+        over = ("running", "failed", "withdrawn")
+        return next((one for one in list(self.phases) if one.resize == resize_id and one.phase in over), None)
 
     def told(self) -> list[tuple[int, str]]:
         """(resize, phase) in the order of arrival."""

@@ -6,12 +6,10 @@ Every victim is real: SIGKILL of the very process, which is found from here in w
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from local_run import keeps_logs
+from local_run import keeps_logs, kill
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
@@ -72,18 +70,6 @@ def workers(sandbox: Sandbox, slurm_job: int) -> list[int]:
     return [one.pid for one in family if one.job == str(slurm_job) and one.parent in members]
 
 
-def kill(*pids: int) -> int:
-    """SIGKILL; how many were there. 0, for a daemon that does not run, would be this very process group."""
-    count = 0
-    for pid in pids:
-        if pid <= 1:
-            continue
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-            count += 1
-    return count
-
-
 def kill_daemon(sandbox: Sandbox, name: str) -> int:
     """SIGKILL of slurmctld or slurmdbd."""
     pid = sandbox.daemons.pid(name)
@@ -91,3 +77,29 @@ def kill_daemon(sandbox: Sandbox, name: str) -> int:
     count = kill(pid)
     wait_until(lambda: not pid or sandbox.daemons.pid(name) != pid, 60, f"{name} is dead", every=0.01)
     return count
+
+
+def end_node(sandbox: Sandbox, node: str) -> None:
+    """A node's slurmd, its steps' managers and all that runs in them end at once."""
+    kill(sandbox.daemons.pid(f"slurmd-{node}"))
+
+    def nothing_left() -> bool:
+        # Killed again at each look: a step may just have been on its way.
+        here = _step_managers(sandbox, node)
+        here += [one.pid for one in processes(sandbox) if one.node == node]
+        kill(*here)
+        return not here
+
+    wait_until(nothing_left, 60, f"nothing runs on {node}", every=0.01)
+
+
+def _step_managers(sandbox: Sandbox, node: str) -> list[int]:
+    """The slurmstepds of a node, those without a process of the job included: what has the log of its slurmd open."""
+    log, found = sandbox.dir / "log" / f"slurmd-{node}.log", []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if (path / "comm").read_text().strip() == "slurmstepd":
+                found += [int(path.name) for one in (path / "fd").iterdir() if one.readlink() == log][:1]
+        except OSError:
+            continue  # it has ended
+    return found

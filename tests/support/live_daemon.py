@@ -73,6 +73,11 @@ class Selasticd:
         self.build = ROOT / "packaging/namespace"
         """Where its code lies."""
 
+    @property
+    def found(self) -> dict[str, str]:
+        """The environment by which a supervisor finds it."""
+        return {"SELASTIC_CLIENT_CONF": str(self.state / "client.json")}
+
     def start(self) -> None:
         """Start it (again, at the same address), and wait until it answers."""
         self.launch()

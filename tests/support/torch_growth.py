@@ -27,22 +27,11 @@ KINDS = {
 """Communications in a group, gloo's threads, and how many communications the flight recorder keeps."""
 
 
+FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+
+
 class Mallinfo2(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in [
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        ]
-    ]
+    _fields_ = [(name, ctypes.c_size_t) for name in FIELDS.split()]
 
 
 def given_out() -> int:

@@ -7,6 +7,7 @@ The fork server is a process of its own, started once per test session: a fork c
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import os
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import audited
 from control_peer import KEY, challenged
 from patience import Patience
 
@@ -228,6 +230,12 @@ class Control:
         for log in sorted(self.directory.glob("*.log")):
             lines.append(f"--- {log.name}\n{tail(log.read_text(errors='replace'))}")
         return "\n".join(lines)
+
+    def checked(self, samples: int, epochs: int, **counts: int) -> audited.AuditResult:
+        """Each sample of each epoch was trained on once; with so many worlds, steps, restarts as are given."""
+        found = audited.check(self.audit, samples, epochs)
+        assert found.ok and counts.items() <= dataclasses.asdict(found).items(), (found, counts, self.story())
+        return found
 
     def drop(self) -> None:
         """The supervisor dies."""

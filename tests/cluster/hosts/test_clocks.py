@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 
 import pytest
 from host_clock import clock_of
-from host_training import HostTraining
 from live_daemon import live_daemon
 from sandbox_of_hosts.names import HEAD, address
 from sandbox_of_hosts.sandbox import HostsSandbox
+from training import on
+from training_job import Start
 from waiting import wait_until
 
 from slurm_elastic.trainer_shim.allocation.companions import minutes_left
 
-Start = Callable[..., HostTraining]
 DIFFER = "do the clocks of the two hosts differ?"
 
 
@@ -29,32 +28,29 @@ def test_a_node_whose_clock_is_wrong_is_resized_as_long_as_munge_takes_it(hosts:
         pytest.skip("names change nothing about clocks")
     with clock_of(hosts, "n1") as clock:
         clock.set(90)
-        job = start("-N1", "--gres=gpu:1", "-w", "n1", "--time=30", env=clock.env)
-        base = job.daemon.wait_registered(120).pieces
+        job = start("-N1 --gres=gpu:1 -w n1 --time=30", env=clock.env)
+        base = job.base()
         job.trains_past(3)
-        job.daemon.order(1, job.id, base, (job.shape("n3"),), wait=120)
+        number = job.order(base, on("n3"))
         granted = job.daemon.wait_phase(1, "granted", 120)
         assert granted.at > time.time() + 60, "the job has that clock"
         clock.set(-240)
-        grown = job.daemon.wait_phase(1, "running", 150)
+        grown = job.resized(number)
         told = hosts.run(["squeue", "-h", "-j", f"{grown.pieces[-1].slurm_job_id}", "-o", "%S %l"]).stdout.split()
         left = minutes_left(job.field("EndTime"), moment(told[0]))
         assert left is not None and left <= minutes(told[1]) <= left + 1, told
-        job.trains_past(grown.step + 3)
-        job.daemon.order(2, job.id, base)
-        job.daemon.wait_phase(2, "running", 60)
+        job.resize(base)
         clock.set(3600)
-        job.daemon.order(3, job.id, base, (job.shape("n3"),), wait=120)
-        refused = wait_until(lambda: [p for p in list(job.daemon.phases) if p.resize == 3 and p.detail], 120, job.text)
+        number = job.order(base, on("n3"))
+        refused = wait_until(
+            lambda: [p for p in list(job.daemon.phases) if p.resize == number and p.detail], 120, job.text
+        )
         assert DIFFER in refused[0].detail, refused
-        job.trains_past(job.trained() + 3)
+        job.trains_on()
         clock.set(0)
-        job.daemon.order(4, job.id, base, (job.shape("n2"),), wait=120)
-        job.daemon.wait_phase(4, "running", 150)
-        job.go()
-        job.ends()
+        job.resize(base, on("n2"))
+        job.finish()
         assert re.findall("clock of n1 is (\\d+) s ahead", job.text()) in (["89"], ["90"], ["91"]), job.text()
-        job.checked(job.samples, 1)
 
 
 def moment(text: str) -> float:
@@ -79,12 +75,12 @@ def test_a_refusal_of_munge_is_told_once_as_one_of_clocks(
         seen.write_bytes((daemon.state / "client.json").read_bytes())
         daemon.kill()
         env = {**clock.env, "SELASTIC_CLIENT_CONF": str(seen)}
-        job = start("-N1", "--gres=gpu:1", "-w", "n1", "--comment=elastic:gpus=1-2,batch=16-64", env=env)
+        job = start("-N1 --gres=gpu:1 -w n1 --comment=elastic:gpus=1-2,batch=16-64", alone=True, env=env)
         job.trains_past(3)
         clock.set(3600)
         daemon.start()
         job.says(DIFFER)
-        job.trains_past(job.trained() + 50)
+        job.trains_on(50)
         assert job.text().count(DIFFER) == 1, job.text()
         clock.set(0)
         job.says("selasticd manages this job")

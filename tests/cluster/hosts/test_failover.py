@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from host_training import HostTraining, there_is
 from live_daemon import Selasticd, live_daemon
 from sandbox_jobs import cancel_all
 from sandbox_of_hosts.names import HEAD, address
 from sandbox_of_hosts.sandbox import HostsSandbox
+from training import on
+from training_job import Start, TrainingJob
 from two_controllers import Controllers, two_controllers
 from waiting import wait_until
-
-Start = Callable[..., HostTraining]
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +38,6 @@ def hosts(controllers: Controllers) -> HostsSandbox:
     return controllers.hosts
 
 
-def fill_n2(hosts: HostsSandbox) -> str:
-    """An ordinary job on all GPUs of n2; its id."""
-    answer = hosts.run(["salloc", "--no-shell", "-ptrain", "-wn2", "--gres=gpu:a100:4", "-Jfiller"])
-    assert answer.returncode == 0, answer.stderr
-    return answer.stderr.rpartition("job allocation ")[2].split()[0]
-
-
 EVERYWHERE = bool(os.environ.get("SELASTIC_EVERYWHERE"))
 LOST = ("process", "host")
 IN_GROWTH = [(state, lost) for state in ("issued", "submitted", "granted", "ready") for lost in LOST]
@@ -59,54 +51,36 @@ def test_a_growth_outlives_the_primary(controllers: Controllers, start: Start, s
 
     The companion is asked for while nobody answers, waits for nodes, warms up, or trains before the backup knows it.
     """
-    job = start("-N1", "-ptrain", "-wn1", "--gres=gpu:a100:1")
-    base = job.daemon.wait_registered(120).pieces
+    job = start("-N1 -ptrain -wn1 --gres=gpu:a100:1")
+    base = job.base()
     job.trains_past(3)
-    grow = (1, job.id, base, (job.shape("n2"),))
-    if state == "issued":
+
+    def happens() -> None:
         controllers.lose(lost)
-        job.daemon.order(*grow, wait=120)
-    elif state == "submitted":
-        filler = fill_n2(controllers.hosts)
-        job.daemon.order(*grow, wait=120)
-        wait_until(lambda: f"selastic-{job.id} PENDING" in "\n".join(job.others()), 60, job.text)
-        controllers.lose(lost)
-        controllers.wait_for_backup()
-        controllers.hosts.run(["scancel", filler])
-    elif state == "granted":
-        with there_is(job, "cold"):
-            job.daemon.order(*grow, wait=120)
-            job.daemon.wait_phase(1, "granted", 60)
-            controllers.lose(lost)
-            job.trains_past(job.trained() + 3)
-    else:
-        with there_is(job, "stuck"):
-            job.daemon.order(*grow, wait=120)
-            job.daemon.wait_phase(1, "ready", 120)
-            controllers.lose(lost)
-    grown = job.daemon.wait_phase(1, "running", 150)
+        if state == "submitted":
+            controllers.wait_for_backup()
+        elif state == "granted":
+            job.trains_on()
+
+    job.grow_until(state, happens)
+    grown = job.resized(1, steps=0)
     assert [piece.nodes for piece in grown.pieces] == [("n1",), ("n2",)]
     controllers.wait_for_backup()
     if state == "issued":
-        job.daemon.order(2, job.id, base)
-        job.daemon.wait_phase(2, "running", 60)
+        job.resize(base, steps=0)
         the_primary_comes_back(controllers, job)
-    job.go()
-    job.ends()
-    job.checked(job.samples, 1)
-    wait_until(lambda: not any("selastic-" in other for other in job.others()), 60, job.text)
+    job.finish()
+    job.gives_back()
 
 
-def the_primary_comes_back(controllers: Controllers, job: HostTraining) -> None:
+def the_primary_comes_back(controllers: Controllers, job: TrainingJob) -> None:
     """While a companion that the backup granted warms up."""
-    base = job.daemon.wait_registered().pieces
-    with there_is(job, "cold"):
-        job.daemon.order(3, job.id, base, (job.shape("n2"),), wait=120)
-        job.daemon.wait_phase(3, "granted", 60)
+    with job.there_is("cold"):
+        number = job.order(job.base(), on("n2"))
+        job.daemon.wait_phase(number, "granted", 60)
         controllers.restore()
-        job.trains_past(job.trained() + 3)
-    grown = job.daemon.wait_phase(3, "running", 150)
-    job.trains_past(grown.step + 3)
+        job.trains_on()
+    job.resized(number)
 
 
 @pytest.fixture

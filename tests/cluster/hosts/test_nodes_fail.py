@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from host_training import HostTraining, there_is
 from hosts_cluster import hosts_up
 from sandbox_jobs import cancel_all
 from sandbox_of_hosts.sandbox import HostsSandbox
+from training import on
+from training_job import Start, TrainingJob
 from waiting import wait_until
 
-from slurm_elastic.protocol.messages import Phase
-
-Start = Callable[..., HostTraining]
 GROWTH = ("issued", "submitted", "granted", "ready")
 SHRINK = ("issued", "accepted", "running")
 WHAT = ("fails", "down", "drain", "reboot")
@@ -71,98 +69,62 @@ def node(hosts: HostsSandbox) -> str:
 def test_in_a_growth(hosts: HostsSandbox, start: Start, what: str, state: str) -> None:
     """Training goes on, without a node that is lost and with one that only waits for its jobs to end. The companion is
     given back, the node can be used again, and no step is lost or done twice."""
-    job = start("-N1", "-wn1", "--gres=gpu:a100:1")
-    base = job.daemon.wait_registered(120).pieces
+    job = start("-N1 -wn1 --gres=gpu:a100:1")
+    base = job.base()
     job.trains_past(3)
     asked = state in ("issued", "submitted")
     joins = what == "reboot" or (what == "drain" and not asked)
-    grow = (1, job.id, base, (job.shape("n2"),))
-    wait = 120 if joins or not asked else 15
-    if state == "issued":
-        happens(hosts, what)
-        job.daemon.order(*grow, wait=wait)
-    elif state == "submitted":
-        filler = hosts.run(["sbatch", "--parsable", "--no-requeue", "-wn2", "--gres=gpu:a100:2", "--wrap", "sleep 600"])
-        wait_until(lambda: job.field("JobState", int(filler.stdout)) == "RUNNING", 60)
-        job.daemon.order(*grow, wait=wait)
-        wait_until(lambda: f"selastic-{job.id} PENDING" in "\n".join(job.others()), 60, job.text)
-        happens(hosts, what)
-        hosts.run(["scancel", filler.stdout.strip()])
-    else:
-        with there_is(job, "cold" if state == "granted" else "stuck"):
-            job.daemon.order(*grow, wait=wait)
-            job.daemon.wait_phase(1, state, 120)
-            happens(hosts, what)
+    job.grow_until(state, lambda: happens(hosts, what), wait=120 if joins or not asked else 15)
     if joins and asked:
         is_over(hosts, what)
-    ended = wait_until(lambda: ended_as(job, 1), 180, job.text)
+    ended = wait_until(lambda: job.daemon.ended(1), 180, job.story)
     if what == "down" and asked:  # its slurmd lives: where it registers in time, Slurm takes the node back
         joins = ended.phase == "running"
-    assert (ended.phase == "running") == joins, job.text()
-    job.trains_past(job.trained() + 3)
+    assert (ended.phase == "running") == joins, job.story()
+    job.trains_on()
     if joins:
-        job.daemon.order(2, job.id, base)
-        job.daemon.wait_phase(2, "running", 60)
+        job.resize(base)
         release(job)
-    gives_back(job)
+    job.gives_back()
     if not (joins and asked):
         is_over(hosts, what)
     grows_again_and_ends(hosts, job)
 
 
-def ended_as(job: HostTraining, resize: int) -> Phase | None:
-    """How a resize ended, if it has."""
-    phases = list(job.daemon.phases)
-    over = ("running", "failed", "withdrawn")
-    return next((one for one in phases if one.resize == resize and one.phase in over), None)
-
-
-def release(job: HostTraining) -> None:
+def release(job: TrainingJob) -> None:
     """What selasticd does when training has left a companion."""
     job.slurm("scancel", f"--name=selastic-{job.id}")
 
 
-def gives_back(job: HostTraining) -> None:
-    wait_until(lambda: not any("selastic-" in other for other in job.others()), 60, job.text)
-
-
-def grows_again_and_ends(hosts: HostsSandbox, job: HostTraining) -> None:
+def grows_again_and_ends(hosts: HostsSandbox, job: TrainingJob) -> None:
     wait_until(lambda: "State=IDLE " in node(hosts), 60, lambda: node(hosts))
-    base = job.daemon.wait_registered().pieces[:1]
-    job.daemon.order(9, job.id, base, (job.shape("n2"),), wait=120)
-    grown = job.daemon.wait_phase(9, "running", 150)
-    job.trains_past(grown.step + 3)
-    job.go()
-    job.ends()
-    job.checked(job.samples, 1)
-    gives_back(job)
+    job.resize(job.base()[:1], on("n2"))
+    job.finish()
+    job.gives_back()
 
 
 @pytest.mark.parametrize(("what", "state"), IN_SHRINK if EVERYWHERE else [("fails", "accepted")])
 def test_in_a_shrink(hosts: HostsSandbox, start: Start, what: str, state: str) -> None:
     """The shrink is carried out, the companion is given back, and no step is lost or done twice."""
-    job = start("-N1", "-wn1", "--gres=gpu:a100:1")
-    base = job.daemon.wait_registered(120).pieces
+    job = start("-N1 -wn1 --gres=gpu:a100:1")
+    base = job.base()
     job.trains_past(3)
-    job.daemon.order(1, job.id, base, (job.shape("n2"),), wait=120)
-    grown = job.daemon.wait_phase(1, "running", 150)
-    job.trains_past(grown.step + 3)
+    job.resize(base, on("n2"))
     if state == "issued":
         happens(hosts, what)
-        job.daemon.order(2, job.id, base)
+        job.order(base)
     elif state == "accepted":
-        with there_is(job, "stuck"):
-            job.daemon.order(2, job.id, base)
-            job.daemon.wait_phase(2, "accepted", 60)
+        with job.there_is("stuck"):
+            job.daemon.wait_phase(job.order(base), "accepted", 60)
             happens(hosts, what)
     else:
-        job.daemon.order(2, job.id, base)
-        job.daemon.wait_phase(2, "running", 60)
+        job.resize(base, steps=0)
         happens(hosts, what)
-    wait_until(lambda: ended_as(job, 2), 180, job.text)  # as failed, where training loses the companion before
-    wait_until(lambda: job.daemon.phases[-1].pieces == base, 120, job.text)
-    job.trains_past(job.trained() + 3)
+    # As failed, where training loses the companion before.
+    wait_until(lambda: job.daemon.ended(2), 180, job.story)
+    wait_until(lambda: job.daemon.phases[-1].pieces == base, 120, job.story)
+    job.trains_on()
     release(job)
-    gives_back(job)
+    job.gives_back()
     is_over(hosts, what)
     grows_again_and_ends(hosts, job)

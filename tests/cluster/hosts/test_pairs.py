@@ -6,12 +6,11 @@ import tempfile
 import time
 
 import pytest
-from host_training import SAMPLES, TRAIN
 from live_daemon import live_daemon
 from sandbox_of_hosts.links import CUT, Links
 from sandbox_of_hosts.names import HEAD, address
 from sandbox_of_hosts.sandbox import HostsSandbox
-from training_job import TrainingJob
+from training_job import Start
 from waiting import wait_until
 
 from slurm_elastic.db.store import Store
@@ -20,15 +19,15 @@ from slurm_elastic.protocol.messages import Unreached
 REQUEST = "elastic:gpus=2-4,batch=16-16"
 
 
-def test_a_pair_that_has_failed_three_times_is_left_out(hosts: HostsSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_that_has_failed_three_times_is_left_out(
+    hosts: HostsSandbox, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A joining host that reaches the supervisor's, but not another one that trains, fails the resize, with a sentence;
     nobody has left the old world for it. After the third time (selasticd has two in its database) the job grows where
     it can, and `explain` names both hosts and the address. `selastic hosts` clears them once the network is mended."""
     if hosts.spec.hosts != "private":
         pytest.skip("once is enough")
     monkeypatch.setattr(tempfile, "tempdir", str(hosts.home))  # a folder that all hosts see
-    folder = hosts.home / "pair"
-    folder.mkdir()
     hosts.links = Links().with_both_ways("n2", "n3", CUT)
     with live_daemon(hosts, monkeypatch, host=address(HEAD)) as selasticd:
         selasticd.kill()
@@ -36,9 +35,8 @@ def test_a_pair_that_has_failed_three_times_is_left_out(hosts: HostsSandbox, mon
             for _ in range(2):
                 store.host_pairs.note("root", [Unreached("n2", "n3", address("n3"))], time.time())
         selasticd.start()
-        env = {"SELASTIC_CLIENT_CONF": str(selasticd.state / "client.json")}
         options = f"-N2 -w n1,n2 --gres=gpu:1 --time=30 --comment={REQUEST}"
-        job = TrainingJob(hosts, folder, options, "train.py", env, train=TRAIN)
+        job = start(options, alone=True, env=selasticd.found)
         wait_until(lambda: selasticd.trains_on(job.id) == 2, 120, selasticd.log)
         pinned = selasticd.selastic("pin", str(job.id), "4")
         assert pinned.returncode == 0, pinned.stderr
@@ -56,6 +54,4 @@ def test_a_pair_that_has_failed_three_times_is_left_out(hosts: HostsSandbox, mon
         assert "do not reach" not in selasticd.selastic("explain", str(job.id)).stdout
         kinds = selasticd.events(job.id)
         assert (kinds.count("resize_failed"), kinds.count("running")) == (1, 1), "and nobody was restarted"
-        job.go()
-        job.ends()
-        job.checked(SAMPLES, 1)
+        job.finish()

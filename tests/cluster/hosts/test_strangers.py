@@ -14,15 +14,13 @@ from typing import Any
 
 import pytest
 import stranger
-from host_training import SAMPLES, TRAIN
 from live_daemon import OTHER, PYTHON, live_daemon
 from sandbox_of_hosts.names import HEAD, address
 from sandbox_of_hosts.sandbox import HostsSandbox
-from training_job import TrainingJob
+from training_job import Start
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox.lifecycle import becoming
-from slurm_elastic.trainer_shim.training import audit
 
 MOST_KB = 100_000
 """Of memory that rank 0 may take while it is attacked; what the stranger sends would be a thousand times as much."""
@@ -103,7 +101,7 @@ def _listening(hosts: HostsSandbox, node: str) -> dict[int, str]:
 
 
 def test_a_stranger_on_another_host_neither_stops_nor_feeds_a_training(
-    hosts: HostsSandbox, monkeypatch: pytest.MonkeyPatch
+    hosts: HostsSandbox, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever listens is filled, lied to and held by idle connections while worlds form: they form, rank 0 takes no
     more memory, and the job says from where. Then the stranger is selasticd while that is stopped: no order of theirs
@@ -111,19 +109,13 @@ def test_a_stranger_on_another_host_neither_stops_nor_feeds_a_training(
     if hosts.spec.hosts != "full":
         pytest.skip("once is enough")
     monkeypatch.setattr(tempfile, "tempdir", str(hosts.home))  # a folder that all hosts see
-    folder = hosts.home / "attacked"
-    folder.mkdir()
     with live_daemon(hosts, monkeypatch, host=address(HEAD)) as selasticd, contextlib.ExitStack() as ends:
         outside, inside = Stranger(hosts, "n3"), Stranger(hosts, HEAD)
         ends.callback(outside.end)
         ends.callback(inside.end)
         ends.enter_context(told_of_ports(hosts, outside, "n1", "n2"))
-        env = {"SELASTIC_CLIENT_CONF": str(selasticd.state / "client.json")}
         options = "-N1 -w n1 --exclude=n3 --gres=gpu:2 --time=30 --comment=elastic:gpus=2-4,batch=16-16"
-        job = TrainingJob(hosts, folder, options, "train.py", env, train=TRAIN)
-
-        def trained() -> int:
-            return max((int(row["step"]) for row in audit.read(folder / "audit") if "indices" in row), default=0)
+        job = start(options, alone=True, env=selasticd.found)
 
         def story() -> str:
             return f"{outside.did()} {inside.did()}\n{selasticd.log()}{job.text()}"
@@ -132,7 +124,7 @@ def test_a_stranger_on_another_host_neither_stops_nor_feeds_a_training(
             assert selasticd.selastic("pin", str(job.id), str(size)).returncode == 0
             wait_until(lambda: selasticd.trains_on(job.id) == size, 120, story)
 
-        wait_until(lambda: selasticd.trains_on(job.id) == 2 and trained() > 3, 120, story)
+        wait_until(lambda: selasticd.trains_on(job.id) == 2 and job.trained() > 3, 120, story)
         rank_0, *_ = sorted(job.worker_pids(job.id))
         before = _resident_kb(rank_0)
         for size in (4, 2, 4):
@@ -143,12 +135,12 @@ def test_a_stranger_on_another_host_neither_stops_nor_feeds_a_training(
         assert outside.did()["most"] < stranger.MOST, story()
 
         selasticd.kill()
-        steps = trained()
+        steps = job.trained()
         inside.tell("take", str(selasticd.port))
         wait_until(
             lambda: any("POST" in one for one in inside.did()["heard"]) and len(inside.did()["heard"]) > 3, 60, story
         )
-        wait_until(lambda: trained() > steps + 3, 60, story)
+        wait_until(lambda: job.trained() > steps + 3, 60, story)
         (inside.folder / "take").unlink()
         wait_until((inside.folder / "heard").exists, 30, story)
         selasticd.start()
@@ -157,10 +149,8 @@ def test_a_stranger_on_another_host_neither_stops_nor_feeds_a_training(
         wait_until(lambda: len(outside.did()["answers"]) == len(inside.did()["heard"]), 60, story)
         assert {status for *_, status in outside.did()["answers"]} <= {401, 403}, story()
         comes_to(2)
-        job.go()
-        job.ends()
+        job.finish()
     assert "starting again" not in job.text()
-    job.checked(SAMPLES, 1)
 
 
 def _resident_kb(pid: int) -> int:

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+from site_cluster import SiteCluster
 from site_cluster import configured_slurm as configured_slurm
 from site_cluster import site as site
-from site_training import start as start
+
+from slurm_elastic.daemon.sandbox import Sandbox
+
+
+@pytest.fixture
+def trains_on(site: SiteCluster) -> Sandbox:
+    return site.sandbox

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from live_daemon import live_daemon
 from site_cluster import SiteCluster
-from site_training import Training
+from training import on
+from training_job import Start
 from waiting import wait_until
 
 from slurm_elastic.daemon.slurm import CommandClient
-from slurm_elastic.protocol.messages import Shape
 
 
 @pytest.fixture
@@ -45,19 +45,14 @@ def test_companions_have_the_limits_of_their_own_qos(site: SiteCluster, monkeypa
     assert {"capped", "second", "normal"} <= CommandClient(site.sandbox.env["SLURM_CONF"]).qos_names()
 
 
-def test_preemption_by_qos_takes_the_companion_alone(
-    site: SiteCluster, preemption_by_qos: None, start: Callable[..., Training]
-) -> None:
+def test_preemption_by_qos_takes_the_companion_alone(site: SiteCluster, preemption_by_qos: None, start: Start) -> None:
     """A job that either the base's node or the companion's would do for: the base trains on without a restart."""
-    job = start("job", options="-w n1")
-    base = job.daemon.wait_registered(120).pieces
-    job.daemon.order(1, job.id, base, (Shape(1, 1, node_list=("n2",), qos="second"),), wait=120)
-    companion = job.grown().slurm_job_id
+    job = start("--gres=gpu:1 -w n1")
+    companion = job.resize(job.base(), on("n2", qos="second")).pieces[1].slurm_job_id
     assert site.squeue(companion, "%q") == "second"
     urgent = site.sbatch("--qos=capped", "-N1", "--exclude=n[3-8]", "--gres=gpu:4")
     wait_until(lambda: site.squeue(urgent, "%T") == "RUNNING", 120, job.text)
     assert site.squeue(urgent, "%N") == "n2"
-    step = job.trained()
-    wait_until(lambda: job.trained() > step + 5, 60, job.text)
+    job.trains_on()
     assert job.state() == "RUNNING"
     assert "starting again" not in job.text(), job.text()

@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_daemon import FakeDaemon
 from live_daemon import live_daemon
 from site_cluster import SiteCluster
-from training_job import TrainingJob
+from training import on
+from training_job import Start
 from waiting import wait_until
 
 from slurm_elastic.daemon.capacity.constraints import meets
 from slurm_elastic.daemon.selasticd.preflight import check
 from slurm_elastic.daemon.selasticd.settings import Settings
-from slurm_elastic.protocol.messages import Shape
 
 
 @pytest.fixture
@@ -104,21 +103,15 @@ def test_a_job_in_a_reservation_stays_in_it(site: SiteCluster, monkeypatch: pyte
 
 
 def test_a_companion_is_charged_to_the_same_project_and_has_its_nodes_for_itself(
-    site: SiteCluster, tmp_path: Path
+    site: SiteCluster, start: Start
 ) -> None:
     """--wckey and --exclusive, read from the base's own record."""
-    tmp_path.chmod(0o755)
     site.sacctmgr("add", "user", "root", "wckey=paper")
-    with FakeDaemon() as daemon:
-        options = "-N1 --gres=gpu:4 --exclusive --wckey=paper"
-        job = TrainingJob(site.sandbox, tmp_path, options, "train.py 800 1 0.1", daemon.env(tmp_path))
-        pieces = daemon.wait_registered().pieces
-        daemon.order(1, job.id, pieces, (Shape(1, 4),))
-        companion = daemon.wait_phase(1, "running").pieces[1]
-        fields = [job.field(name, companion.slurm_job_id) for name in ("WCKey", "OverSubscribe")]
-        assert fields == ["paper", "NO"]
-        job.go()
-        job.ends()
+    job = start("-N1 --gres=gpu:4 --exclusive --wckey=paper", 800)
+    companion = job.resize(job.base(), on(gpus=4)).pieces[1]
+    fields = [job.field(name, companion.slurm_job_id) for name in ("WCKey", "OverSubscribe")]
+    assert fields == ["paper", "NO"]
+    job.finish()
 
 
 def test_a_constraint_is_read_as_slurm_reads_it(site: SiteCluster) -> None:
@@ -144,22 +137,17 @@ def test_a_constraint_is_read_as_slurm_reads_it(site: SiteCluster) -> None:
             give(node, "")
 
 
-def test_a_site_without_interactive_jobs_and_node_lists(site: SiteCluster, tmp_path: Path) -> None:
+def test_a_site_without_interactive_jobs_and_node_lists(site: SiteCluster, start: Start) -> None:
     """Its plugin refuses jobs without a script, and one that names nodes: the companion is a batch job where Slurm
     likes, training grows onto it, and leaves it as any other."""
-    tmp_path.chmod(0o755)
     site.veto("submit", "interactive jobs are not allowed; use sbatch", script="nil")
     site.veto("submit", "nodes are not to be named", req_nodes="n3")
-    with FakeDaemon() as daemon:
-        job = TrainingJob(site.sandbox, tmp_path, "-N1 --gres=gpu:1", "train.py 800 1 0.1", daemon.env(tmp_path))
-        pieces = daemon.wait_registered().pieces
-        daemon.order(1, job.id, pieces, (Shape(1, 1, node_list=("n3",)),))
-        companion = daemon.wait_phase(1, "running").pieces[1]
-        fields = [job.field(name, companion.slurm_job_id) for name in ("BatchFlag", "Requeue", "ReqNodeList")]
-        assert fields == ["1", "0", "(null)"]
-        job.go()
-        job.ends()
-        wait_until(lambda: site.squeue(companion.slurm_job_id, "%T") != "RUNNING", 30)
+    job = start("-N1 --gres=gpu:1", 800)
+    companion = job.grow("n3").slurm_job_id
+    fields = [job.field(name, companion) for name in ("BatchFlag", "Requeue", "ReqNodeList")]
+    assert fields == ["1", "0", "(null)"]
+    job.finish()
+    wait_until(lambda: site.squeue(companion, "%T") != "RUNNING", 30)
 
 
 def test_selasticds_check_says_how_companions_can_be_asked_for(

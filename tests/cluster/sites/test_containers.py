@@ -5,12 +5,9 @@ from __future__ import annotations
 import shlex
 import sys
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 
-from site_training import Training
-from training_job import ROOT
-from waiting import wait_until
+from training_job import ROOT, Start
 
 CONTAINER = """#!/bin/sh
 # As `apptainer exec IMAGE COMMAND...`: the command sees the image, and of this machine what all images see.
@@ -34,7 +31,7 @@ echo "prolog of $SLURM_JOB_ID" >>{log}
 """
 
 
-def test_a_training_in_a_container_grows_and_ends_as_any_other(start: Callable[..., Training], tmp_path: Path) -> None:
+def test_a_training_in_a_container_grows_and_ends_as_any_other(start: Start, tmp_path: Path) -> None:
     """By a Python, torch and shim that are where this machine has none; each srun carries the user's options."""
     image, log = tmp_path / "image", tmp_path / "log"
     image.mkdir()
@@ -44,13 +41,11 @@ def test_a_training_in_a_container_grows_and_ends_as_any_other(start: Callable[.
         (tmp_path / name).chmod(0o755)
     python = f"{tmp_path}/container {image} /image/python/bin/python3"
     training = start(
-        "contained", run_options=f"--python={shlex.quote(python)} --srun-options=--task-prolog={tmp_path}/prolog"
+        "--gres=gpu:1", words=f"--python={shlex.quote(python)} --srun-options=--task-prolog={tmp_path}/prolog"
     )
-    training.grow()
-    companion = training.grown()
-    both = (training.id, companion.slurm_job_id)
+    both = (training.id, training.grow().slurm_job_id)
     assert {*log.read_text().splitlines()} == {f"{what} of {one}" for what in ("prolog", "container") for one in both}
     training.slurm("scancel", str(training.id))
     training.comes_to("CANCELLED")
     assert training.saved() == training.trained()
-    wait_until(lambda: training.site.squeue(companion.slurm_job_id, "%T") in ("CANCELLED", ""), 60)
+    training.gives_back()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from urllib.request import urlopen
 
 import pytest
 from live_daemon import Selasticd, live_daemon
 from site_cluster import COLLEAGUE, SiteCluster
-from site_training import Training
+from training_job import Start
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox.host import slurm_release
@@ -120,7 +120,7 @@ def test_minutes_that_are_left(site: SiteCluster, safe_limits: None, monkeypatch
 
 @pytest.mark.skipif("SELASTIC_EVERYWHERE" not in os.environ, reason="takes minutes: `make soak-cluster` runs it")
 def test_minutes_that_are_used_up(
-    site: SiteCluster, counted_use: None, start: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
+    site: SiteCluster, counted_use: None, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GrpTRESMins, then GrpWall, without `safe`: jobs grow until Slurm ends them, base and companions alike, and no
     companion is asked for after that. What was trained is in a checkpoint, but for the step under way at most."""
@@ -136,11 +136,9 @@ def test_minutes_that_are_used_up(
         assert "keeps companion" not in events and not selasticd.companions()
     site.limit("account", "research", GrpTRESMins="gres/gpu=-1")
     site.limit("qos", "capped", GrpWall=1)
-    training = start("trains", options="--qos=capped")
-    training.grow()
-    companion = training.grown()
-    # Slurm counts once a minute.
-    wait_until(lambda: training.state() == "TIMEOUT", 200, lambda: training.state() + training.text())
+    training = start("--gres=gpu:1 --qos=capped", 100_000)
+    companion = training.grow()
+    training.comes_to("TIMEOUT", timeout=200)  # Slurm counts once a minute
     assert training.saved() >= training.trained() - 1, training.text()
     wait_until(lambda: site.squeue(companion.slurm_job_id, "%T") in ("TIMEOUT", "CANCELLED"), 60, training.text)
 

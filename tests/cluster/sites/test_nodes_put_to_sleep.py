@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from kill_ground import end_processes
+from kill_targets import end_node
 from own_sandbox import OwnSandbox
+from sandbox_jobs import cancel_all
 from site_cluster import SiteCluster
-from site_training import Training
+from training import on
+from training_job import Start, TrainingJob
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
-from slurm_elastic.protocol.messages import Shape
 
 ASKS = """#!/bin/sh
 # Slurm's word to whoever has the nodes' power: "on", "off" or "reboot", and the nodes; of a reboot slurmd -N tells it.
@@ -42,9 +43,13 @@ class Power:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox, self._file, self._over = sandbox, sandbox.dir / "power", threading.Event()
         self.done: list[str] = []
-        """"on n2", "off n2", in order."""
+        """"on n2", "off n2", in order, since it was told to forget."""
+        self._read = 0
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
+
+    def forget(self) -> None:
+        self.done = []
 
     def close(self) -> None:
         self._over.set()
@@ -53,18 +58,19 @@ class Power:
     def _serve(self) -> None:
         while not self._over.wait(0.05):
             asked = self._file.read_text().splitlines() if self._file.exists() else []
-            for line in asked[len(self.done) :]:
+            for line in asked[self._read :]:
                 word, node = line.split()
                 if word != "on":
-                    end_processes(self._sandbox, node)
+                    end_node(self._sandbox, node)
                 if word != "off":  # -b: Slurm waits for a node that has booted since it asked
                     daemons, slurmd = self._sandbox.daemons, f"slurmd-{node}"
                     daemons.spawn(slurmd, [*daemons.command(slurmd), "-b"])
                 self.done.append(line)
+                self._read += 1
 
 
-@pytest.fixture
-def sleepy(can_run_slurm: None) -> Iterator[tuple[SiteCluster, Power]]:
+@pytest.fixture(scope="module")
+def powered(can_run_slurm: None) -> Iterator[tuple[SiteCluster, Power]]:
     """Three nodes, and who has their power. A cluster of its own: what has slept is not to be met by other tests."""
     folder = Path(tempfile.mkdtemp(prefix="selastic-power-"))
     folder.chmod(0o755)
@@ -78,56 +84,60 @@ def sleepy(can_run_slurm: None) -> Iterator[tuple[SiteCluster, Power]]:
         yield SiteCluster(sandbox), power
 
 
+@pytest.fixture
+def power(powered: tuple[SiteCluster, Power]) -> Power:
+    """Nothing is asked of it yet."""
+    powered[1].forget()
+    return powered[1]
+
+
+@pytest.fixture
+def site(powered: tuple[SiteCluster, Power]) -> Iterator[SiteCluster]:
+    """In place of the session's site, for `start`."""
+    cancel_all(powered[0].sandbox)
+    yield powered[0]
+    cancel_all(powered[0].sandbox)
+
+
+def test_a_reboot_waits_for_the_companion_and_then_happens(site: SiteCluster, power: Power, start: Start) -> None:
+    """Slurm holds back `scontrol reboot`: training stays until it is told to leave, and the node reboots then."""
+    training = start("--gres=gpu:1 -wn1")
+    companion = training.grow("n2")
+    site.sandbox.run(["scontrol", "reboot", "ASAP", "nextstate=resume", "n2"])
+    wait_until(lambda: "REBOOT_REQUESTED" in flags(site, "n2"), 30, node(site, "n2"))
+    training.trains_on(10)
+    assert power.done == []
+    training.resize(training.base()[:1], steps=0)
+    training.slurm("scancel", str(companion.slurm_job_id))  # as selasticd does now
+    wait_until(lambda: power.done == ["reboot n2"], 60, node(site, "n2"))
+    wait_until(lambda: flags(site, "n2") == {"IDLE"}, 60, node(site, "n2"))
+    training.trained_once()
+    assert training.state() == "RUNNING"
+
+
 def test_a_companion_wakes_its_node_and_training_outlives_its_sleep(
-    sleepy: tuple[SiteCluster, Power], tmp_path: Path
+    site: SiteCluster, power: Power, start: Start
 ) -> None:
     """A node that sleeps is woken up for a companion; put to sleep under it, it takes the companion and not one step of
     the base's; and it is woken up for the next one."""
-    site, power = sleepy
     update(site, "n2", "power_down_force")
     wait_until(lambda: "off n2" in power.done and flags(site, "n2") >= {"IDLE", "POWERED_DOWN"}, 60, node(site, "n2"))
-    training = Training(site, tmp_path / "job", options="-wn1")
-    with contextlib.closing(training.daemon):
-        training.grow("n2")
-        first = training.grown()
-        assert power.done == ["off n2", "on n2"] and first.nodes == ("n2",)
-        update(site, "n2", "power_down_force")
-        alone_again(training)
-        base = training.daemon.wait_registered().pieces
-        wait_until(lambda: "POWERED_DOWN" in flags(site, "n2"), 60, node(site, "n2"))
-        training.daemon.order(2, training.id, base, (Shape(1, 1, node_list=("n2",)),), wait=120)
-        training.daemon.wait_phase(2, "running", 150)
-        assert power.done == ["off n2", "on n2"] * 2
-        training.trained_once()
-        assert training.state() == "RUNNING"
+    training = start("--gres=gpu:1 -wn1")
+    first = training.grow("n2")
+    assert power.done == ["off n2", "on n2"] and first.nodes == ("n2",)
+    update(site, "n2", "power_down_force")
+    alone_again(training)
+    wait_until(lambda: "POWERED_DOWN" in flags(site, "n2"), 60, node(site, "n2"))
+    training.resize(training.base(), on("n2"), steps=0)
+    assert power.done == ["off n2", "on n2"] * 2
+    training.trained_once()
+    assert training.state() == "RUNNING"
 
 
-def test_a_reboot_waits_for_the_companion_and_then_happens(sleepy: tuple[SiteCluster, Power], tmp_path: Path) -> None:
-    """Slurm holds back `scontrol reboot`: training stays until it is told to leave, and the node reboots then."""
-    site, power = sleepy
-    training = Training(site, tmp_path / "job", options="-wn1")
-    with contextlib.closing(training.daemon):
-        training.grow("n2")
-        companion = training.grown()
-        site.sandbox.run(["scontrol", "reboot", "ASAP", "nextstate=resume", "n2"])
-        wait_until(lambda: "REBOOT_REQUESTED" in flags(site, "n2"), 30, node(site, "n2"))
-        step = training.trained()
-        wait_until(lambda: training.trained() > step + 10, 60, training.text)
-        assert power.done == []
-        training.daemon.order(2, training.id, training.daemon.wait_registered().pieces[:1])
-        training.daemon.wait_phase(2, "running", 60)
-        training.slurm("scancel", str(companion.slurm_job_id))  # as selasticd does now
-        wait_until(lambda: power.done == ["reboot n2"], 60, node(site, "n2"))
-        wait_until(lambda: flags(site, "n2") == {"IDLE"}, 60, node(site, "n2"))
-        training.trained_once()
-        assert training.state() == "RUNNING"
-
-
-def alone_again(training: Training) -> None:
+def alone_again(training: TrainingJob) -> None:
     """Steps are done by the base alone."""
-    wait_until(lambda: len(training.daemon.wait_registered().pieces) == 1, 90, training.text)
-    step = training.trained()
-    wait_until(lambda: training.trained() > step + 5, 60, training.text)
+    wait_until(lambda: len(training.base()) == 1, 90, training.story)
+    training.trains_on(5)
 
 
 def update(site: SiteCluster, name: str, state: str) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from fake_daemon import FakeDaemon
 from live_daemon import live_daemon
 from site_cluster import SiteCluster
-from training_job import TrainingJob
+from training import on
+from training_job import Start
 from waiting import wait_until
-
-from slurm_elastic.protocol.messages import Shape
 
 
 def test_a_companion_waits_for_the_backfill_scheduler(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,26 +22,21 @@ def test_a_companion_waits_for_the_backfill_scheduler(site: SiteCluster, monkeyp
 
 
 def test_a_companion_that_outlasts_a_waiting_jobs_start_gets_the_time_until_then(
-    site: SiteCluster, tmp_path: Path
+    site: SiteCluster, start: Start
 ) -> None:
     """A wide job is to start in twelve minutes: the companion is granted until then, and that start does not move; one
     on a node that nobody waits for has the time that its job has."""
-    tmp_path.chmod(0o755)
     blocker = site.sbatch("-N1", "-wn2", "--gres=gpu:4", "--time=12")
     wait_until(lambda: site.squeue(blocker, "%T") == "RUNNING", 30)
-    with FakeDaemon() as daemon:
-        words = "train.py 8000 1 0.1"
-        job = TrainingJob(site.sandbox, tmp_path, "-N1 -wn1 --gres=gpu:1 --time=60", words, daemon.env(tmp_path))
-        pieces = daemon.wait_registered().pieces
-        wide = site.sbatch("-N7", "-wn[2-8]", "--gres=gpu:4", "--time=60")
-        start = wait_until(lambda: (at := site.squeue(wide, "%S")) not in ("", "N/A") and at, 60)
-        shapes = Shape(1, 1, node_list=("n3",)), Shape(1, 1, node_list=("n1",))
-        daemon.order(1, job.id, pieces, shapes, wait=30)
-        limits = {}
-        for companion in daemon.wait_phase(1, "running").pieces[1:]:
-            hours, minutes, _ = job.field("TimeLimit", companion.slurm_job_id).split(":")
-            limits[companion.nodes] = 60 * int(hours) + int(minutes)
-        assert 9 <= limits["n3",] <= 12 and limits["n1",] >= 55
-        assert site.squeue(wide, "%S") == start
-        job.go()
-        job.ends()
+    job = start("-N1 -wn1 --gres=gpu:1 --time=60", 8000)
+    pieces = job.base()
+    wide = site.sbatch("-N7", "-wn[2-8]", "--gres=gpu:4", "--time=60")
+    begin = wait_until(lambda: (at := site.squeue(wide, "%S")) not in ("", "N/A") and at, 60)
+    number = job.order(pieces, on("n3"), on("n1"))
+    limits = {}
+    for companion in job.resized(number).pieces[1:]:
+        hours, minutes, _ = job.field("TimeLimit", companion.slurm_job_id).split(":")
+        limits[companion.nodes] = 60 * int(hours) + int(minutes)
+    assert 9 <= limits["n3",] <= 12 and limits["n1",] >= 55
+    assert site.squeue(wide, "%S") == begin
+    job.finish()

@@ -4,27 +4,23 @@ people change jobs by hand.
 
 from __future__ import annotations
 
-import os
-
+import campaign
 import pytest
 from live_daemon import live_daemon
-from site_campaign import SiteCampaign
 from site_cluster import SiteCluster
+from site_ground import ElasticJobsAtSite
 
-ROUNDS = int(os.environ.get("SELASTIC_SOAK_ROUNDS", "2"))
-SEED = int(os.environ.get("SELASTIC_SOAK_SEED", "13"))
-KILLS = int(os.environ.get("SELASTIC_SOAK_KILLS", "2"))
+ASKED = campaign.asked(rounds=2, seed=13, most=2)
 
 
-@pytest.mark.timeout(0 if "SELASTIC_SOAK_ROUNDS" in os.environ else 900)
+@pytest.mark.timeout(0 if campaign.SOAK else 900)
 def test_nothing_is_lost_where_the_site_interferes(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """After each round: no job lost, stuck or held, no companion leaked, allocations as planned; every sample once."""
-    with live_daemon(site.sandbox, monkeypatch, host="0.0.0.0") as daemon:
-        named = os.environ.get("SELASTIC_SOAK_KINDS", "")
-        campaign = SiteCampaign(daemon, site, SEED, tuple(named.split(",")) if named else ())
-        counts = campaign.run(ROUNDS, KILLS, jobs=2)
-        interference = campaign.interference()
+    with live_daemon(site.sandbox, monkeypatch, host=ElasticJobsAtSite.listen) as daemon:
+        ground = ElasticJobsAtSite(daemon, site, ASKED.seed)
+        happened = campaign.run(ground, ASKED.rounds, ASKED.most, ASKED.kinds)
+        interference = ground.interference()
     print(interference)
-    assert counts.kills.total() >= ROUNDS
-    assert counts.jobs >= 2
+    assert happened.total() >= ASKED.rounds
+    assert ground.ended >= 2
     assert interference["refused"] > 0

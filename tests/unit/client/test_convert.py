@@ -115,7 +115,6 @@ def test_a_script_of_one_process_trains_the_same_alone_and_resized(
 ) -> None:
     """The parameters, the averaged weights, the best result and the list of losses of the script as it was; and each
     sample of each epoch once."""
-    import audited
 
     (tmp_path / "before.py").write_text((ZOO / "single.py").read_text())
     (tmp_path / "train.py").write_text(paced("single", tmp_path, "seen += len(x)"))
@@ -133,8 +132,7 @@ def test_a_script_of_one_process_trains_the_same_alone_and_resized(
                 assert float((after[part][key] - value).abs().max()) < 1e-12, (name, part, key)
         assert after["best"] == pytest.approx(before["best"], rel=1e-9) and len(after["losses"]) == 3
         assert after["losses"] == pytest.approx(before["losses"], rel=1e-9)
-    found = audited.check(begin.audit, samples=203, epochs=3)
-    assert found.ok and found.steps == 33 and found.worlds == 3, (found, begin.story())
+    begin.checked(samples=203, epochs=3, steps=33, worlds=3)
 
 
 @needs_torch

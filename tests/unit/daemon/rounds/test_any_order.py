@@ -8,9 +8,6 @@ rest in a bounded number of rounds, with nothing leaked.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from pathlib import Path
 
 from daemon_harness import Supervisor, World
 from fake_slurm import Component
@@ -35,25 +32,19 @@ REQUESTS = (
 class Machine(RuleBasedStateMachine):
     """Everything that users, nodes, Slurm and time do."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        shm = "/dev/shm" if Path("/dev/shm").is_dir() else None  # thousands of commits, none of which has to last
-        self.folder = Path(tempfile.mkdtemp(prefix="selastic-machine-", dir=shm))
-
     @initialize()
     def begin(self) -> None:
-        self.world = World(self.folder, nodes=NODES, gpus=GPUS)
+        self.world = World.in_memory(nodes=NODES, gpus=GPUS)
         self.rigid: set[int] = set()
         self.least: dict[int, int] = {}
 
     def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
         try:
-            if hasattr(self, "world"):
-                self.comes_to_rest()
+            self.comes_to_rest()
         finally:
-            if hasattr(self, "world"):
-                self.world.store.close()
-            shutil.rmtree(self.folder)
+            self.world.close()
 
     # --- what users do --------------------------------------------------------------------------------------------
 
@@ -192,18 +183,7 @@ class Machine(RuleBasedStateMachine):
         for number in range(1, NODES + 1):
             world.slurm.set_node_state(f"n{number}")
         world.settle(400)
-        snapshot = world.snapshot()
-        for job_id, supervisor in world.supervisors.items():
-            if supervisor.alive:
-                held = sort_jobs(snapshot, accepted=set(self.least)).elastic[job_id]
-                assert {p.slurm_job_id: set(p.nodes) for p in held.pieces} == {
-                    p.slurm_job_id: set(p.nodes) for p in supervisor.pieces
-                }
-                assert supervisor.gpus >= self.least[job_id]
-        bases = {job_id for job_id, supervisor in world.supervisors.items() if supervisor.alive}
-        for job in snapshot.jobs.values():
-            if job.name.startswith("selastic-"):
-                assert int(job.name.removeprefix("selastic-")) in bases
+        world.is_at_rest(self.least)
         assert world.store.resizes.under_way() == []
 
 

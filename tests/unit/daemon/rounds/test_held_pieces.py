@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from daemon_harness import REQUEST, World
@@ -58,13 +56,6 @@ def test_components_are_held() -> None:
     base = replace(BASE, het_job_id=7)
     pieces = (WHOLE, Piece(12, "component", ("n5",), 1))
     assert held_pieces(base, pieces, {**JOBS, 7: base}) == pieces
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.store.close()
 
 
 def charged(world: World) -> list[tuple[int, float | None]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,13 +25,6 @@ from slurm_elastic.db.rows import ProbeRow
 from slurm_elastic.protocol.errors import SlurmRefused
 from slurm_elastic.protocol.messages import Report, Tried
 from slurm_elastic.protocol.text.reasons import Reason
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.store.close()
 
 
 def kinds(world: World, job_id: int) -> list[str]:

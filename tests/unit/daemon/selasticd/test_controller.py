@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,13 +22,6 @@ from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.messages import CHECKPOINTED, ENDING, Grant, Phase, Piece, Registration, Resize, Unreached
 from slurm_elastic.protocol.resize_state import ResizeState
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.store.close()
 
 
 def registration(*pieces: Piece, request: str = "") -> Registration:

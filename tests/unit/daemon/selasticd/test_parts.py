@@ -7,10 +7,8 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, tzinfo
-from pathlib import Path
 
 import apscheduler.schedulers.base
 import apscheduler.triggers.interval
@@ -32,14 +30,6 @@ from slurm_elastic.protocol.errors import NotFound
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece, Report, Resize
 from slurm_elastic.protocol.resize_state import ResizeState
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.store.close()
-
 
 # --- waiting for news ---------------------------------------------------------------------------------------------
 

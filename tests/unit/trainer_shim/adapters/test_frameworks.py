@@ -84,7 +84,7 @@ def test_a_resized_training_equals_an_unresized_one(
     control.start("a")
     pauses = [control.resize(*names)["pause_s"] for names in ("abc", "bc", "cde", "e")]
     assert control.exits(*"abcde") == [0] * 5, control.story()
-    assert audited.check(control.audit, samples=403, epochs=3).ok, control.story()
+    control.checked(samples=403, epochs=3)
     compare(torch.load(tmp_path / "final.pt", weights_only=False), alone(framework), ROUNDING[framework])
     assert max(pauses) < 5
 
@@ -120,7 +120,7 @@ def test_a_sharded_training_resized_and_killed(
     control.exits("b", "d", hold=True)
     control.start("e", "f", "g", source="checkpoint")
     assert control.exits(*"efg") == [0, 0, 0], control.story()
-    assert audited.check(control.audit, samples=403, epochs=3).ok, control.story()
+    control.checked(samples=403, epochs=3)
     compare(torch.load(tmp_path / "final.pt", weights_only=False), alone(framework), ROUNDING[framework])
 
 
@@ -175,14 +175,13 @@ def test_a_killed_training_goes_on_from_its_checkpoint(
     control.exits("a", "b")
     control.start("c", "d", "e", source="checkpoint")
     assert control.exits(*"cde") == [0, 0, 0], control.story()
-    found = audited.check(control.audit, samples=403, epochs=3)
-    assert found.ok and found.restarts == 1, (found, control.story())
+    steps = control.checked(samples=403, epochs=3, restarts=1).steps
     compare(torch.load(tmp_path / "final.pt", weights_only=False), alone(framework), ROUNDING[framework])
     control.spawn("f")
     control.ready("f")
     control.world("f", source="checkpoint")
     assert control.exits("f") == [0], control.story()
-    assert audited.check(control.audit, samples=403, epochs=3).steps == found.steps
+    control.checked(samples=403, epochs=3, steps=steps)
 
 
 def test_a_script_of_diffusers_with_three_lines_changed(zygote: Zygote, start: Start, tmp_path: Path) -> None:
@@ -205,8 +204,7 @@ def test_a_script_of_diffusers_with_three_lines_changed(zygote: Zygote, start: S
     control.ready("c", "d")
     control.running(control.world("c", "d", source="checkpoint"))
     assert control.exits("c", "d") == [0, 0], control.story()
-    found = audited.check(control.audit, samples=403, epochs=3)
-    assert found.ok and found.restarts == 1, (found, control.story())
+    control.checked(samples=403, epochs=3, restarts=1)
     disturbed = result(tmp_path)
     assert difference(disturbed, undisturbed) < 1e-12
     assert difference({"model": disturbed["ema"]}, {"model": undisturbed["ema"]}) < 1e-12
@@ -244,8 +242,7 @@ def test_the_rate_follows_the_batch(start: Start, framework: str) -> None:
     control.rebatch(80)
     control.resize("a", "b", batch=60)
     assert control.exits("a", "b") == [0, 0], control.story()
-    found = audited.check(control.audit, samples=403, epochs=3)
-    assert found.ok and found.steps < 63
+    assert control.checked(samples=403, epochs=3).steps < 63
     log = (control.directory / "a.log").read_text()
     assert "batch 20 -> 80 on 2 GPUs" in log and "batch 80 -> 60 on 2 GPUs" in log and "(sqrt)" in log
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import audited
 import pytest
 import torch
 from worker_harness import SCRIPT, Control, Start, Zygote, alone, difference, result
@@ -73,8 +72,7 @@ def test_resized_iterations_equal_undisturbed_ones(
     control.rebatch(99)
     control.resize("e")
     assert control.exits(*"abcde") == [0] * 5, control.story()
-    found = audited.check(control.audit, samples=7, epochs=60)
-    assert found.ok and found.worlds == 6, (found, control.story())
+    control.checked(samples=7, epochs=60, worlds=6)
     assert "a loop of the script's own keeps its batch" in control.story()
     ours, theirs = result(tmp_path), undisturbed(zygote, tmp_path, *end)
     assert difference(ours, theirs) < 1e-12
@@ -102,8 +100,7 @@ def test_killed_and_started_again_from_a_checkpoint(zygote: Zygote, begin: Start
     control.resize("e")
     assert control.exits("d", "e") == [0, 0], control.story()
     assert f"at step {saved['step']}," in (tmp_path / "d.log").read_text()
-    found = audited.check(control.audit, samples=7, epochs=60)
-    assert found.ok and found.restarts == 1, (found, control.story())
+    control.checked(samples=7, epochs=60, restarts=1)
     ours, theirs = result(tmp_path), undisturbed(zygote, tmp_path)
     assert difference(ours, theirs) < 1e-12
     for key in KEPT:
@@ -124,8 +121,7 @@ def test_sharded_iterations_in_mixed_precision(zygote: Zygote, begin: Start, tmp
     for names in ("abcd", "bcd", "cd"):
         control.resize(*names)
     assert control.exits(*"abcd") == [0] * 4, control.story()
-    found = audited.check(control.audit, samples=7, epochs=60)
-    assert found.ok and found.worlds == 4, (found, control.story())
+    control.checked(samples=7, epochs=60, worlds=4)
     ours, theirs = result(tmp_path), undisturbed(zygote, tmp_path, "--sharded")
     assert {value.dtype for value in ours["model"].values()} == {torch.float64}
     assert 1e-12 < difference(ours, theirs) < 1e-3
@@ -154,8 +150,7 @@ def test_sharded_iterations_resized_and_killed(zygote: Zygote, begin: Start, tmp
     control.members = []
     control.start("g", "h", source="checkpoint")
     assert control.exits("g", "h") == [0, 0], control.story()
-    found = audited.check(control.audit, samples=7, epochs=60)
-    assert found.ok and found.restarts == 1, (found, control.story())
+    control.checked(samples=7, epochs=60, restarts=1)
     ours, theirs = result(tmp_path), undisturbed(zygote, tmp_path, "--sharded")
     assert difference(ours, theirs) < 1e-12
     for key in KEPT:
@@ -178,7 +173,7 @@ def test_a_rank_that_dies_in_the_scripts_backward(zygote: Zygote, begin: Start, 
     control.start("d", "e", source="fresh")
     assert control.exits("d", "e") == [0, 0], control.story()
     assert difference(result(tmp_path), undisturbed(zygote, tmp_path)) < 1e-12
-    assert audited.check(control.audit, samples=7, epochs=60).ok
+    control.checked(samples=7, epochs=60)
 
 
 def test_totals_that_differ_are_told(zygote: Zygote, begin: Start, tmp_path: Path) -> None:
@@ -218,8 +213,7 @@ def test_several_models_and_backward_passes_resized(
     for names in ("abc", "abcd", "bd"):
         control.resize(*names)
     assert control.exits(*"abcd") == [0] * 4, control.story()
-    found = audited.check(control.audit, samples=20, epochs=40)
-    assert found.ok and found.worlds == 4, (found, control.story())
+    control.checked(samples=20, epochs=40, worlds=4)
     ours, theirs = result(tmp_path), alone(zygote, tmp_path, script=GAN)
     assert difference(ours, theirs) < 1e-11
     assert ours["steps"] == theirs["steps"] == 120
@@ -232,7 +226,7 @@ def test_more_ranks_than_parts(zygote: Zygote, begin: Start, tmp_path: Path) -> 
     assert control.exits(*"abc") == [0] * 3, control.story()
     ours, theirs = result(tmp_path), alone(zygote, tmp_path, "--batch", "2", "--iterations", "6", script=GAN)
     assert difference(ours, theirs) < 1e-12
-    assert audited.check(control.audit, samples=4, epochs=6).ok
+    control.checked(samples=4, epochs=6)
 
 
 def test_epochs_with_steps_of_the_scripts_own(zygote: Zygote, begin: Start, tmp_path: Path) -> None:
@@ -250,8 +244,7 @@ def test_epochs_with_steps_of_the_scripts_own(zygote: Zygote, begin: Start, tmp_
     control.start("d", source="checkpoint")
     control.resize("d", "e", "f")
     assert control.exits("d", "e", "f") == [0] * 3, control.story()
-    found = audited.check(control.audit, samples=203, epochs=3)
-    assert found.ok and found.restarts == 1 and found.steps == 33, (found, control.story())
+    control.checked(samples=203, epochs=3, restarts=1, steps=33)
     ours, theirs = result(tmp_path), alone(zygote, tmp_path, script=EPOCHS)
     assert difference(ours, theirs) < 1e-12
     assert ours["validations"] == pytest.approx(theirs["validations"], rel=1e-9) and len(ours["validations"]) == 3

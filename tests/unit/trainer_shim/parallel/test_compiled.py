@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,8 @@ import torch
 from fake_daemon import FakeDaemon
 from local_run import Run
 from torch import nn
+from training import on
 
-from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.trainer_shim.parallel.compiled import Calls, is_compiled
 from slurm_elastic.trainer_shim.parallel.ddp import Replicated
 from slurm_elastic.trainer_shim.parallel.own_backward import OwnBackward, Replica
@@ -151,17 +152,9 @@ def test_a_real_joiner_compiles_before_its_world_comes(tmp_path: Path, monkeypat
     """The running world has noted its calls; the joiner compiles them, and the coming ones, and then no more."""
     (tmp_path / "train.py").write_text(SCRIPT)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # compiling in this process has set it
-    with FakeDaemon() as daemon:
-        run = Run(tmp_path, "--nproc", "2", "train.py", env=daemon.env(tmp_path))
-        try:
-            base = daemon.wait_registered().pieces
-            daemon.order(1, 0, base, (Shape(1, 1),))
-            daemon.wait_phase(1, "running")
-            [log] = (run.job_dir / "logs").glob("1.*.log")
-            said = [line for line in log.read_text().splitlines() if "compiles in generation" in line]
-            assert said and all("generation -1" in line for line in said), said
-            assert str(run.job_dir / "compiled") in said[0]
-        finally:
-            run.process.kill()
-            run.process.wait()
-            run.out.close()
+    with FakeDaemon() as daemon, contextlib.closing(Run(tmp_path, "--nproc", "2", "train.py", daemon=daemon)) as run:
+        run.resize(run.base(), on(), steps=0)
+        [log] = (run.job_dir / "logs").glob("1.*.log")
+        said = [line for line in log.read_text().splitlines() if "compiles in generation" in line]
+        assert said and all("generation -1" in line for line in said), said
+        assert str(run.job_dir / "compiled") in said[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import audited
 import pytest
 from worker_harness import Control, Start, Zygote, alone, difference, result
 
@@ -31,8 +30,7 @@ def test_a_tensor_parallel_training_equals_one_process(
     for names in ("abcd", "cd", "cdefgh"):
         control.resize(*names)
     assert control.exits(*"abcdefgh") == [0] * 8, control.story()
-    found = audited.check(control.audit, samples=1003, epochs=2)
-    assert found.ok and found.worlds == 4, found
+    control.checked(samples=1003, epochs=2, worlds=4)
     assert difference(result(tmp_path), alone(zygote, tmp_path, *arguments)) < 1e-12
 
 

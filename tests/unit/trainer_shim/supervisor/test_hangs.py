@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_daemon import FakeDaemon
-from local_run import Run
+from local_run import Start
 from supervisor_harness import Drive
-from waiting import wait_until
 
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.trainer_shim.allocation.pieces.actions import Print, QuitAgent, ReportPhase
@@ -314,36 +311,33 @@ for epoch in job.epochs(1):
 """
 
 
-def test_a_real_hang_says_where_each_rank_is_and_goes_on(start: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_real_hang_says_where_each_rank_is_and_goes_on(start: Start, tmp_path: Path) -> None:
     """One rank sleeps, the other waits for it in backward; stacks are in the logs; then the first is stopped."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    with FakeDaemon() as daemon:
-        run = start("--nproc", "2", "--hang-after", "3", "train.py", env=daemon.env(tmp_path))
-        wait_until(lambda: daemon.reports, 60, run.text)
-        (tmp_path / "hang").touch()
-        told = daemon.wait_phase(0, "stalled").detail
+    run = start("--nproc 2 --hang-after 3")
+    run.wait_for(lambda: run.daemon.reports)
+    with run.there_is("hang"):
+        told = run.daemon.wait_phase(0, "stalled").detail
         assert "in load(); rank 0 on" in told and "is in backward(), where gradients are exchanged, at train.py" in told
         assert told in run.text() and "rank 1| train.py:" in run.text()
         logs = [path.read_text() for path in sorted((run.job_dir / "logs").glob("0.*.log"))]
         assert "in _engine_run_backward" in logs[0] and "in load" in logs[1], logs
-        (tmp_path / "hang").unlink()
-        daemon.wait_phase(0, "steps_again")
-        daemon.phases.clear()
-        worker = run.worker_pids()[1]
-        os.kill(worker, signal.SIGSTOP)
-        assert "rank 1 on" in (told := daemon.wait_phase(0, "stalled").detail) and "is stopped by a signal" in told
-        os.kill(worker, signal.SIGCONT)
-        daemon.wait_phase(0, "steps_again")
-        assert "starting again" not in run.text()
+    run.daemon.wait_phase(0, "steps_again")
+    run.daemon.phases.clear()
+    worker = run.worker_pids()[1]
+    os.kill(worker, signal.SIGSTOP)
+    assert "rank 1 on" in (told := run.daemon.wait_phase(0, "stalled").detail) and "is stopped by a signal" in told
+    os.kill(worker, signal.SIGCONT)
+    run.daemon.wait_phase(0, "steps_again")
+    assert "starting again" not in run.text()
 
 
-def test_a_real_hang_is_ended_and_nothing_is_lost(start: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_real_hang_is_ended_and_nothing_is_lost(start: Start, tmp_path: Path) -> None:
     """--hang-end: rank 0 writes the last step that it has done, though it waits in backward; all go on there."""
     hangs_once = "if job.rank == 1 and job.generation == 1 and job.global_step == 99:"
     (tmp_path / "train.py").write_text(SCRIPT.replace("if job.rank == 1:", hangs_once))
     (tmp_path / "hang").touch()
-    words = ("--nproc", "2", "--no-daemon", "--hang-after", "2", "--hang-end", "2", "--checkpoint-every", "3000")
-    run = start(*words, "train.py")
+    run = start("--nproc 2 --hang-after 2 --hang-end 2 --checkpoint-every 3000", alone=True)
     run.says("generation 2: 2 workers")
     assert "(--hang-end); starting again from the checkpoint of step 99" in run.text()
     assert "the state of step 99 is written" in run.text()

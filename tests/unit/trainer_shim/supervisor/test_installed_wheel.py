@@ -9,7 +9,7 @@ import venv
 from pathlib import Path
 
 import torch
-from small_training import TRAIN
+from training import TRAIN
 from waiting import run
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -8,34 +8,34 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from local_run import Run
+from local_run import Start
 
 from slurm_elastic.protocol.errors import ConfigError
 from slurm_elastic.trainer_shim.allocation import lease
 from slurm_elastic.trainer_shim.allocation.lease import Lease
 
 
-def test_a_second_run_is_refused_and_one_after_a_kill_goes_on(start: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_second_run_is_refused_and_one_after_a_kill_goes_on(start: Start, tmp_path: Path) -> None:
     """While the first trains; kill -9 of all its processes leaves nothing that holds up the next."""
-    words = ("--nproc", "1", "--no-daemon", "train.py", "2000", "1", "0.02")
-    first = start(*words)
+    words = ("--nproc 1", 2000, 1, 0.02)
+    first = start(*words, alone=True)
     first.says("generation 1: 1 workers")
-    second = start(*words, out="second.txt")
+    second = start(*words, alone=True, out="second.txt")
     assert second.wait() == 2, second.text()
     assert f"{first.job_dir} is in use by the supervisor on {os.uname().nodename} (process " in second.text()
     os.killpg(first.process.pid, signal.SIGKILL)
     (tmp_path / "go").touch()
-    third = start(*words, out="third.txt")
+    third = start(*words, alone=True, out="third.txt")
     assert third.wait() == 0, third.text()
     assert "generation 2: 1 workers" in third.text()
 
 
-def test_copies_of_a_launcher_leave_nothing_behind(start: Callable[..., Run], tmp_path: Path) -> None:
+def test_copies_of_a_launcher_leave_nothing_behind(start: Start, tmp_path: Path) -> None:
     """The sentence comes before anything is made, from one of them."""
     said = []
     for rank in ("0", "1"):
         env = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": rank}
-        run = start("--nproc", "1", "--no-daemon", "train.py", "32", "1", "0", env=env)
+        run = start("--nproc 1", 32, 1, 0, alone=True, env=env)
         assert run.wait() == 2, run.text()
         said.append(run.text())
     assert "mpirun has started selastic run 2 times" in said[0] and said[0].count("\n") == 1 and said[1] == ""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import socket_job
-from local_run import Run, children, keeps_logs
+from local_run import Run, Start, children, keeps_logs
 from malformed import line
 from waiting import wait_until
 
@@ -44,21 +43,21 @@ SENT = (
 )
 
 
-def test_each_signal_before_the_end_is_a_checkpoint_and_nothing_else(start: Callable[..., Run], tmp_path: Path) -> None:
+def test_each_signal_before_the_end_is_a_checkpoint_and_nothing_else(start: Start, tmp_path: Path) -> None:
     """Agents, workers and the workers of the script's own loader bear them; the training goes on to its end."""
     (tmp_path / "train.py").write_text(TRAIN)
-    run = start("--nproc", "2", "--no-daemon", "train.py")
+    run = start("--nproc 2", alone=True)
     run.says("generation 1: 2 workers")
     keepers = _keepers(run)
     for number, targets in SENT:
-        saved = _saved(run)
+        saved = run.saved()
         groups = {"batch": [run.process.pid, run.supervisor()], "steps": _below(run.supervisor())}
         for pid in (pid for target in targets for pid in groups[target]):
             os.kill(pid, number)
-        wait_until(lambda saved=saved: _saved(run) > saved, 30, run.text)
+        wait_until(lambda saved=saved: run.saved() > saved, 30, run.text)
     assert keepers and _keepers(run) == keepers, (keepers, _keepers(run), "the logs go on, too")
-    (tmp_path / "go").touch()
-    assert run.wait() == 0, run.text()
+    run.go()
+    run.ends()
     assert "starting again" not in run.text() and "lost" not in run.text(), run.text()
 
 
@@ -77,11 +76,6 @@ def test_a_notice_to_the_steps_is_the_jobs() -> None:
 def _keepers(run: Run) -> set[int]:
     """Those that live: of a zombie the name is left."""
     return {pid for pid in _below(run.supervisor()) if keeps_logs(pid) and Path(f"/proc/{pid}/cmdline").read_bytes()}
-
-
-def _saved(run: Run) -> str:
-    """The newest checkpoint's folder."""
-    return max((place.parent.name for place in run.job_dir.glob("checkpoints/step-*/checkpoint.json")), default="")
 
 
 def _below(pid: int) -> list[int]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from fake_daemon import FakeDaemon
-from local_run import Run
-from small_training import TRAIN
-
-from slurm_elastic.protocol.messages import Shape
+from local_run import Start
+from training import TRAIN, on
 
 IMPORT = "import torch.distributed as dist\n"
 
@@ -19,35 +15,33 @@ def line_of(script: str, words: str) -> int:
 
 
 def test_a_collective_before_the_pass_is_named_and_fails_the_growth_with_that_reason(
-    start: Callable[..., Run], tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
     """It works until somebody joins: the user is told at its first call, and the failed resize says why."""
     script = IMPORT + TRAIN.replace("    for x, y", "    dist.barrier()\n    for x, y")
     (tmp_path / "train.py").write_text(script)
     named = f"torch.distributed.barrier() is called at train.py line {line_of(script, 'dist.barrier')} before the pass"
-    with FakeDaemon() as daemon:
-        run = start("--nproc", "2", "train.py", "64000", "1", "0.02", env=daemon.env(tmp_path))
-        base = daemon.wait_registered().pieces
-        run.says(named)
-        assert run.text().count(named) == 1
-        daemon.order(1, 0, base, (Shape(1, 1),))
-        detail = daemon.wait_phase(1, "failed").detail
-        assert named in detail and "a worker that joins in that pass is alone there" in detail
-        assert "starting again" not in run.text()
+    run = start("--nproc 2", 64000, 1, 0.02)
+    base = run.base()
+    run.says(named)
+    assert run.text().count(named) == 1
+    detail = run.daemon.wait_phase(run.order(base, on()), "failed").detail
+    assert named in detail and "a worker that joins in that pass is alone there" in detail
+    assert "starting again" not in run.text()
 
 
-def test_a_collective_at_the_top_is_named_at_once(start: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_collective_at_the_top_is_named_at_once(start: Start, tmp_path: Path) -> None:
     """There is no process group yet, and torch's own words ask for one."""
     script = IMPORT + TRAIN.replace("torch.manual_seed(0)", "dist.barrier()")
     (tmp_path / "train.py").write_text(script)
-    run = start("--nproc", "2", "--no-daemon", "train.py", "64", "1", "0")
+    run = start("--nproc 2", 64, 1, 0, alone=True)
     assert run.wait() == 1
     assert (
         f"selastic: train.py line {line_of(script, 'dist.barrier')} calls barrier(): under selastic run" in run.text()
     )
 
 
-def test_what_has_no_meaning_yet_or_any_more_is_told(start: Callable[..., Run], tmp_path: Path) -> None:
+def test_what_has_no_meaning_yet_or_any_more_is_told(start: Start, tmp_path: Path) -> None:
     """job.rank before the loop, once, with its line and what to write; a second loop of job.next()."""
     script = (
         "import os, torch\nimport slurm_elastic.trainer_shim as elastic\njob = elastic.join(batch=4)\n"
@@ -58,14 +52,14 @@ def test_what_has_no_meaning_yet_or_any_more_is_told(start: Callable[..., Run], 
         "        for _ in job.share(4):\n            net(torch.ones(1, 1)).sum().backward()\n        opt.step()\n"
     )
     (tmp_path / "train.py").write_text(script)
-    run = start("--nproc", "2", "--no-daemon", "train.py")
+    run = start("--nproc 2", alone=True)
     assert run.wait() == 1, run.text()
     asks = f"train.py line {line_of(script, 'job.rank')} asks for job.rank, which is -1 on every worker before the loop"
     assert run.text().count(asks) == 1
     assert "job.next() was called again after the loop had ended" in run.text() and "starting again" not in run.text()
 
 
-def test_a_script_without_a_loop_is_told_so(start: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_script_without_a_loop_is_told_so(start: Start, tmp_path: Path) -> None:
     """Before its first step where it trains by itself; at its end where it only joins, or not even that."""
     by_itself = TRAIN[: TRAIN.index("net =")] + (
         "opt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
@@ -75,7 +69,7 @@ def test_a_script_without_a_loop_is_told_so(start: Callable[..., Run], tmp_path:
     scripts = {"by_itself.py": by_itself, "joins.py": TRAIN[: TRAIN.index("for epoch")], "plain.py": "print('over')\n"}
     for name, script in scripts.items():
         (tmp_path / name).write_text(script)
-        run = start("--nproc", "2", "--no-daemon", "--job-dir", str(tmp_path / name[:3]), name, "64", "1", "0")
+        run = start(f"--nproc 2 --job-dir {tmp_path / name[:3]}", 64, 1, 0, script=name, alone=True)
         if name == "by_itself.py":
             assert run.wait() == 1 and "trained" not in run.text()
             assert "called step() of a SGD, and has given the job no model" in run.text()

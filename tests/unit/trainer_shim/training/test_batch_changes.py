@@ -6,7 +6,6 @@ import random
 import re
 from pathlib import Path
 
-import audited
 import pytest
 from waiting import wait_until
 from worker_harness import Start, difference, result
@@ -36,8 +35,7 @@ def test_the_steps_are_those_of_a_new_world(start: Start, tmp_path: Path, ranks:
             wait_until((folder / f"{name}.awaits").exists, 60, control.story)
         control.running(control.world(*names, batch=77, in_place=in_place))
         assert control.exits(*names) == [0] * ranks, control.story()
-        checked = audited.check(control.audit, samples=1003, epochs=3)
-        assert checked.ok and checked.worlds == 2, (checked, control.story())
+        control.checked(samples=1003, epochs=3, worlds=2)
         assert len(control.all("store")) == (1 if in_place else 2), control.story()
         found.append(result(folder))
     assert difference(*found) < 1e-12
@@ -56,8 +54,7 @@ def test_what_was_prefetched_is_neither_lost_nor_trained_twice(start: Start, see
     batches = [generator.randint(20, 80) for _ in range(6)]
     assert [control.rebatch(batch)["batch"] for batch in batches] == batches
     assert control.exits("a", "b") == [0, 0], control.story()
-    found = audited.check(control.audit, samples=601, epochs=4)
-    assert found.ok and found.worlds == 7, (found, control.story())
+    control.checked(samples=601, epochs=4, worlds=7)
 
 
 def test_the_log_says_it_as_a_resize(start: Start) -> None:
@@ -71,8 +68,7 @@ def test_the_log_says_it_as_a_resize(start: Start) -> None:
     control.resize("b", "c", batch=64)
     control.rebatch(51)
     assert control.exits("a", "b", "c") == [0, 0, 0], control.story()
-    found = audited.check(control.audit, samples=2000, epochs=3)
-    assert found.ok and found.worlds == 4, found
+    control.checked(samples=2000, epochs=3, worlds=4)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -108,5 +104,4 @@ def test_a_kill_at_any_moment_ends_in_one_of_the_two_states(start: Start, who: s
     batch = random.Random(f"{who}{phase}").choice((50, 80))
     control.start("c", "d", source="checkpoint", batch=batch)
     assert control.exits("c", "d") == [0, 0], control.story()
-    found = audited.check(control.audit, samples=1003, epochs=4)
-    assert found.ok and found.restarts == 1, (found, control.story())
+    control.checked(samples=1003, epochs=4, restarts=1)

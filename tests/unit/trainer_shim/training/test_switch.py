@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import audited
 import pytest
 from waiting import wait_until
 from worker_harness import Control, Start, Zygote, alone, difference, result
@@ -72,8 +71,7 @@ def test_the_old_world_goes_on_whenever_a_joiner_is_lost(
         refused(control, phase, number, "ab", [f"{phase}{member}" for member in range(1 + place % 2)])
     control.resize("a", "b", "c")
     assert control.exits("a", "b", "c") == [0, 0, 0], control.story()
-    found = audited.check(control.audit, samples=3003, epochs=1)
-    assert found.ok and found.worlds == 2 and found.restarts == 0 and found.steps == 61, (found, control.story())
+    control.checked(samples=3003, epochs=1, worlds=2, restarts=0, steps=61)
     assert difference(result(tmp_path), alone(zygote, tmp_path, *sizes)) < 1e-12
 
 
@@ -97,8 +95,7 @@ def test_whoever_leaves_stays_until_the_new_world_has_done_a_step(
         gone_back(control, control.world("a", "b", bound_s=BOUND_S[signal.SIGKILL], tell=False), phase)
     control.resize("a", "b", "d")
     assert control.exits("a", "b", "c", "d") == [0, 0, 0, 0], control.story()
-    found = audited.check(control.audit, samples=3003, epochs=1)
-    assert found.ok and found.worlds == 2 and found.restarts == 0 and found.steps == 61, (found, control.story())
+    control.checked(samples=3003, epochs=1, worlds=2, restarts=0, steps=61)
     assert difference(result(tmp_path), alone(zygote, tmp_path, *sizes)) < 1e-12
 
 
@@ -109,8 +106,7 @@ def test_a_grow_that_fails_at_the_end_of_a_pass_is_no_restart(zygote: Zygote, st
     control.start("a", "b")
     refused(control, "forward", signal.SIGKILL, "ab", ["c"], awaited=True)
     assert control.exits("a", "b") == [0, 0], control.story()
-    found = audited.check(control.audit, samples=1003, epochs=3)
-    assert found.ok and found.worlds == 1 and found.restarts == 0, (found, control.story())
+    control.checked(samples=1003, epochs=3, worlds=1, restarts=0)
     assert difference(result(tmp_path), alone(zygote, tmp_path)) < 1e-12
 
 
@@ -179,8 +175,7 @@ def test_a_withdrawal_at_any_moment_takes_all_members_or_none(zygote: Zygote, st
         assert not withdrawn(control, moment, "c", "a", "b"), (moment, control.story())
     assert withdrawn(control, "dismissed", "c", "a", "b"), control.story()
     assert control.exits("a", "b") == [0, 0], control.story()
-    found = audited.check(control.audit, samples=15003, epochs=1)
-    assert found.ok and found.restarts == 0, (found, control.story())
+    control.checked(samples=15003, epochs=1, restarts=0)
     assert difference(result(tmp_path), alone(zygote, tmp_path, *sizes)) < 1e-12
 
 
@@ -196,5 +191,4 @@ def test_a_batch_taken_back_at_any_moment_is_taken_by_all_members_or_none(start:
             late = moment == "taken"
             assert withdrawn(control, moment, who, "a", "b", batch=60 + number) is late, (moment, control.story())
     assert control.exits("a", "b") == [0, 0], control.story()
-    found = audited.check(control.audit, samples=15003, epochs=1)
-    assert found.ok and found.restarts == 0 and found.worlds == 3, (found, control.story())
+    control.checked(samples=15003, epochs=1, restarts=0, worlds=3)

@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-import audited
 import pytest
 import torch
 from waiting import run, wait_until
@@ -34,8 +33,7 @@ def test_resized_training_equals_an_unresized_one(zygote: Zygote, start: Start, 
     pauses = [control.resize(*names)["pause_s"] for names in ("abc", "bc", "cde", "e", "ef")]
     assert min(pauses) > 0
     assert control.exits(*"abcdef") == [0] * 6, control.story()
-    found = audited.check(control.audit, samples=1003, epochs=3)
-    assert found.ok and found.worlds == 6 and found.steps == 63, found
+    control.checked(samples=1003, epochs=3, worlds=6, steps=63)
     ours, theirs = result(tmp_path), alone(zygote, tmp_path, "--micro", "12")
     assert difference(ours, theirs) < 1e-12
     assert {key: ours[key] for key in KEPT} == {key: theirs[key] for key in KEPT}
@@ -57,8 +55,7 @@ def test_random_resizes_with_loader_workers(start: Start, tmp_path: Path, seed: 
         members = stay + [next(pool) for _ in range(generator.randint(0, 3 - len(stay)))]
         control.resize(*members, batch=generator.randint(20, 60))
     control.exits(*members)
-    found = audited.check(control.audit, samples=601, epochs=3)
-    assert found.ok and found.worlds == 6, (found, control.story())
+    control.checked(samples=601, epochs=3, worlds=6)
 
 
 def test_a_batch_changes_without_a_change_of_members(start: Start, tmp_path: Path) -> None:
@@ -68,7 +65,7 @@ def test_a_batch_changes_without_a_change_of_members(start: Start, tmp_path: Pat
     running = control.resize("a", "b", batch=100)
     assert running["batch"] == 100
     assert control.exits("a", "b") == [0, 0]
-    assert audited.check(control.audit, samples=2000, epochs=3).ok
+    control.checked(samples=2000, epochs=3)
     line = re.search(r"batch 50 -> 100 on 2 GPUs, lr \S+ -> \S+ \(linear\), pause \d+\.\d\d s", control.story())
     assert line, control.story()
 
@@ -97,7 +94,7 @@ def test_more_workers_than_samples_in_a_step(zygote: Zygote, start: Start, tmp_p
     control = start(*arguments)
     control.start(*"abcd")
     assert control.exits(*"abcd") == [0] * 4
-    assert audited.check(control.audit, samples=21, epochs=2).ok
+    control.checked(samples=21, epochs=2)
     assert difference(result(tmp_path), alone(zygote, tmp_path, *arguments)) < 1e-12
 
 
@@ -107,7 +104,7 @@ def test_unused_parameters_are_passed_through(start: Start) -> None:
     control.start("a", "b")
     control.resize("b", "c")
     assert control.exits("a", "b", "c") == [0, 0, 0], control.story()
-    assert audited.check(control.audit, samples=1003, epochs=3).ok
+    control.checked(samples=1003, epochs=3)
 
 
 def test_a_killed_world_goes_on_from_the_checkpoint(zygote: Zygote, start: Start, tmp_path: Path) -> None:
@@ -122,8 +119,7 @@ def test_a_killed_world_goes_on_from_the_checkpoint(zygote: Zygote, start: Start
     assert control.exits("a", "b") == [-9, -9]
     control.start("c", "d", "e", source="checkpoint")
     assert control.exits("c", "d", "e") == [0, 0, 0], control.story()
-    found = audited.check(control.audit, samples=1003, epochs=3)
-    assert found.ok and found.restarts == 1, found
+    control.checked(samples=1003, epochs=3, restarts=1)
     assert difference(result(tmp_path), alone(zygote, tmp_path)) < 1e-12
 
 
@@ -157,8 +153,8 @@ def test_random_kills_and_resizes_lose_nothing(start: Start, seed: int, shards: 
         members = [next(names) for _ in range(generator.randint(1, 3))]
         control.start(*members, source="checkpoint" if control.all("saved") else "fresh")
     assert control.exits(*members) == [0] * len(members), control.story()
-    found = audited.check(control.audit, samples=1003, epochs=16)
-    assert found.ok and found.restarts == kills > 0, (found, control.story())
+    assert kills > 0
+    control.checked(samples=1003, epochs=16, restarts=kills)
 
 
 def test_survivors_of_a_killed_worker_leave_with_75(start: Start) -> None:
@@ -209,7 +205,7 @@ def test_a_world_called_off_leaves_the_old_one_alone(start: Start) -> None:
     control.send("a", {"type": "abort", "generation": called_off})
     control.resize("a", "b")
     assert control.exits("a", "b") == [0, 0], control.story()
-    assert audited.check(control.audit, samples=1003, epochs=3).ok
+    control.checked(samples=1003, epochs=3)
     assert not [message for message in control.all("quiesced") if message["generation"] == called_off]
 
 
@@ -222,8 +218,7 @@ def test_a_world_that_does_not_form_lets_the_old_one_go_on(start: Start) -> None
     assert failed["survived"] and "2 of 3 workers arrived" in failed["error"]
     control.resize("b", "c")
     assert control.exits("a", "b", "c") == [0, 0, 0], control.story()
-    found = audited.check(control.audit, samples=1003, epochs=3)
-    assert found.ok and found.worlds == 3 - 1 and found.restarts == 0, found
+    control.checked(samples=1003, epochs=3, worlds=3 - 1, restarts=0)
 
 
 def trained(control: Control) -> int:
@@ -255,8 +250,7 @@ def test_a_joiner_that_does_not_get_through_costs_no_pause(start: Start) -> None
     assert not {message["generation"] for message in control.all("quiesced")} & {blocked, never}
     control.resize("a", "b", "d")
     assert control.exits("a", "b", "d") == [0, 0, 0], control.story()
-    found = audited.check(control.audit, samples=1003, epochs=15)
-    assert found.ok and found.worlds == 2, found
+    control.checked(samples=1003, epochs=15, worlds=2)
 
 
 def test_a_joiner_waits_for_another_world_when_its_first_is_called_off(start: Start) -> None:
@@ -271,7 +265,7 @@ def test_a_joiner_waits_for_another_world_when_its_first_is_called_off(start: St
         control.send(name, {"type": "abort", "generation": called_off})
     control.running(control.world("a", "b"))
     assert control.exits("a", "b") == [0, 0], control.story()
-    assert audited.check(control.audit, samples=1003, epochs=3).ok
+    control.checked(samples=1003, epochs=3)
 
 
 def test_a_joiner_whose_world_is_incomplete_leaves_with_75(start: Start) -> None:
@@ -368,8 +362,7 @@ def test_a_sharded_training_equals_an_unresized_one(zygote: Zygote, start: Start
     for names in ("abc", "bc", "cde", "e"):
         control.resize(*names)
     assert control.exits(*"abcde") == [0] * 5, control.story()
-    found = audited.check(control.audit, samples=1003, epochs=3)
-    assert found.ok and found.worlds == 5, found
+    control.checked(samples=1003, epochs=3, worlds=5)
     ours, theirs = result(tmp_path), alone(zygote, tmp_path, "--micro", "20")
     assert difference(ours, theirs) < 1e-12
     assert {key: ours[key] for key in KEPT} == {key: theirs[key] for key in KEPT}
@@ -396,7 +389,7 @@ def test_a_model_on_meta_begins_and_goes_on_as_one_process(
     if "--tp" not in cut:
         control.resize("f")
     assert control.exits("e", "f") == [0, 0], control.story()
-    assert audited.check(control.audit, samples=1003, epochs=3).ok
+    control.checked(samples=1003, epochs=3)
     ours, theirs = result(tmp_path), alone(zygote, tmp_path, *given, *([] if "--tp" in cut else cut))
     assert difference(ours, theirs) < 1e-12
     assert max(float((ours["ema"][key] - value).abs().max()) for key, value in theirs["ema"].items()) < 1e-12
@@ -483,7 +476,7 @@ def test_a_sharded_checkpoint_restores_anywhere(zygote: Zygote, start: Start, tm
     second.generation = first.generation
     second.start("d", "e", source="checkpoint")
     assert second.exits("d", "e") == [0, 0], second.story()
-    assert audited.check(second.audit, samples=1003, epochs=3).ok
+    second.checked(samples=1003, epochs=3)
     assert difference(result(tmp_path), alone(zygote, tmp_path)) < 1e-12
 
 
