@@ -174,8 +174,8 @@ class NodesSettled:
 
 
 class PiecesReady:
-    """All that the change adds is there and reaches the other hosts: the framework may go over to `coming_pieces`. So
-    it may where the change adds and drops nothing."""
+    """All that the change adds is there and reaches the other hosts: the framework may go over to `coming_pieces`, and
+    has to leave `leaving` with that. So it may where the change adds and drops nothing."""
 
 
 @dataclass(frozen=True, slots=True)
