@@ -121,16 +121,6 @@ class Micro:
         return self.indices if self.weight else ()
 
 
-def step_positions(cursor: int, samples: int, slicing: Slicing) -> list[range]:
-    """The micro batches of the step at `cursor` for one rank, as positions in the epoch's order. Without a share there
-    are none, or only empty ones."""
-    total = step_of(slicing.batch, samples - cursor)
-    own = own_of(total, slicing)
-    shifted = range(cursor + own.start, cursor + own.stop)
-    limit = micro_limit(cursor, total, len(own), slicing)
-    return micros_of(shifted, limit, least(total, slicing), slicing.shares.each)
-
-
 def own_of(total: int, slicing: Slicing) -> range:
     """This rank's positions in a step of so many samples."""
     return slicing.shares.of(total, total < slicing.batch)
@@ -146,15 +136,19 @@ def least(total: int, slicing: Slicing) -> int:
 
 
 def positions_of(cursor: int, samples: int, slicing: Slicing) -> list[tuple[range, int, int, bool]]:
-    """A step's micro batches for one rank: positions, and of a deterministic step also shard, place in it, its end."""
+    """The micro batches of the step at `cursor` for one rank: positions in the epoch's order, and of a deterministic
+    step also shard, place in it, its end. Without a share there are none, or only empty ones."""
+    total, each, found = step_of(slicing.batch, samples - cursor), slicing.shares.each, []
     if not slicing.shards:
-        return [(part, -1, 0, False) for part in step_positions(cursor, samples, slicing)]
-    total, found = step_of(slicing.batch, samples - cursor), []
+        own = own_of(total, slicing)
+        limit = micro_limit(cursor, total, len(own), slicing)
+        parts = micros_of(range(cursor + own.start, cursor + own.stop), limit, least(total, slicing), each)
+        return [(part, -1, 0, False) for part in parts]
     for shard in slice_of(slicing.shards, slicing.shares.ranks, slicing.shares.rank):
-        own = slice_of(total, slicing.shards, shard, slicing.shares.each)
+        own = slice_of(total, slicing.shards, shard, each)
         shifted = range(cursor + own.start, cursor + own.stop)
         limit = min(slicing.micro_batch or total, len(own))
-        parts = micros_of(shifted, limit, each=slicing.shares.each) if len(own) else []
+        parts = micros_of(shifted, limit, each=each) if len(own) else []
         found += [(part, shard, place, place == len(parts) - 1) for place, part in enumerate(parts)]
     return found
 

@@ -1,13 +1,13 @@
 """Data parallelism that can be taken apart and put together again around a model that stays where it is.
 
 Ranks agree on when to switch without a collective of their own: a hidden parameter of a few numbers rides in
-DistributedDataParallel's gradient all-reduce, and its "gradient" is whatever this rank has to say. The user's module is
-never changed: its state_dict has no prefix and knows nothing of the hidden parameter.
+DistributedDataParallel's gradient all-reduce, and its "gradient" is whatever this rank has to say. Where it cannot
+(what comes back is no mean, or parameters are looked for from the outputs) the vote travels beside the backward pass.
+The user's module is never changed: its state_dict has no prefix and knows nothing of the hidden parameter.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -90,28 +90,13 @@ def kept_gradients(module: nn.Module) -> Iterator[None]:
         entry.grad = grad
 
 
-class _Attach(torch.autograd.Function):
-    """The identity on a tensor, whose backward also hands `values` to the hidden parameter as its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, values: torch.Tensor, *tensors: torch.Tensor) -> Any:
-        ctx.values = values  # not saved for backward: it is written between forward and backward on purpose
-        # Clones: callers may go on to change the outputs in place.
-        return tuple(tensor.clone() for tensor in tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return (ctx.values.clone(), None, *grads)
-
-
 class _Outer(nn.Module):
     """What DistributedDataParallel sees: the user's module and the hidden parameter."""
 
-    def __init__(self, module: nn.Module, hidden: nn.Parameter, at_outputs: bool) -> None:
+    def __init__(self, module: nn.Module, hidden: nn.Parameter) -> None:
         super().__init__()
         self.module = module
         self.hidden = hidden
-        self._at_outputs = at_outputs
         self.values = torch.zeros_like(hidden, requires_grad=False)
         self._carried = NO_VOTE
 
@@ -122,16 +107,7 @@ class _Outer(nn.Module):
             self._carried = values
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        out = self.module(*args, **kwargs)
-        if not (self._at_outputs and torch.is_grad_enabled()):
-            return out
-        # DDP looks for unused parameters from the outputs, so there the hidden one has to be reachable from them.
-        found: list[torch.Tensor] = []
-        _rebuild(out, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-        if not found:
-            return out
-        attached = iter(_Attach.apply(self.hidden, self.values, *found))  # type: ignore[no-untyped-call]
-        return _rebuild(out, lambda _: next(attached))
+        return self.module(*args, **kwargs)
 
 
 class Replicated(Strategy):
@@ -148,9 +124,11 @@ class Replicated(Strategy):
         self._by_bucket = reduction or Mean()
         self._hooked = not self._by_bucket.averages
         """Whether the reduction gets each bucket; else DistributedDataParallel takes the mean over the ranks."""
+        # What is reachable from the model's outputs alone counts there, and the hidden parameter is not.
+        self._rides = not (ddp_options.get("find_unused_parameters") or ddp_options.get("static_graph"))
+        """Whether the vote rides along with such a mean."""
         super().__init__(module, self._by_bucket)
         self.ddp_options = {"gradient_as_bucket_view": True, **ddp_options}
-        self._at_outputs = bool(ddp_options.get("find_unused_parameters") or ddp_options.get("static_graph"))
         self._ddp: DistributedDataParallel | None = None
         self._outer: _Outer | None = None
         self._trained = Trained(module)
@@ -177,18 +155,24 @@ class Replicated(Strategy):
         self._norms.over(self.module.parameters(), shared=world.size > 1)
         if world.size == 1:
             return
-        if self._hooked:
+        if self._hooked or not self._rides:
             if any(self._trained.now()):
                 self._ddp = DistributedDataParallel(self.module, **UNSYNCED, **self.ddp_options)
+            if self._ddp is not None and self._hooked:
                 self._ddp.register_comm_hook(None, lambda state, bucket: self._combine(bucket))
             return
         hidden = nn.Parameter(torch.zeros(VOTE_SIZE, dtype=self._dtype, device=self._device))
-        self._outer = _Outer(self.module, hidden, self._at_outputs)
+        self._outer = _Outer(self.module, hidden)
         self._ddp = DistributedDataParallel(self._outer, **UNSYNCED, **self.ddp_options)
         # The hidden parameter's gradient is among the first; what is queued there runs when all have been computed,
         # and before DistributedDataParallel, which queues later, waits for their means.
         engine: Any = torch.autograd.Variable._execution_engine
         hidden.register_post_accumulate_grad_hook(lambda _: engine.queue_callback(self._computed))
+
+    @property
+    def _shared(self) -> bool:
+        """Whether there are other replicas."""
+        return self._world is not None and self._world.size > 1
 
     def compile_ahead(self, rows: Collection[int]) -> None:
         def enter(world: World) -> Callable[..., Any]:
@@ -271,7 +255,7 @@ class Replicated(Strategy):
 
     def _backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
         outer = self._outer
-        if self._hooked:
+        if outer is None and self._shared:
             return super()._backward(loss, vote)
         if vote is None or outer is None:
             loss.backward()
@@ -288,9 +272,12 @@ class Replicated(Strategy):
             outer.carry(NO_VOTE)
         return self._reader(outer.hidden)
 
+    def _micro_done(self, last: bool) -> None:
+        self._norms.micro_done()
+
     def _differentiate(self, loss: torch.Tensor) -> None:
         """Run a backward pass with which gradients travel."""
-        if self._outer is None or self._at_outputs:
+        if self._outer is None:
             loss.backward()
         else:
             torch.autograd.backward((loss, self._outer.hidden), (None, self._outer.values))
@@ -332,20 +319,3 @@ class Replicated(Strategy):
             return Tally.of_mean(ranks, copy.tolist())
 
         return read
-
-
-def _rebuild(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same structure with every tensor that takes part in backward replaced by change(tensor)."""
-    if isinstance(value, torch.Tensor):
-        return change(value) if value.requires_grad and value.is_floating_point() else value
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_rebuild(entry, change) for entry in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_rebuild(entry, change) for entry in value)
-    if isinstance(value, dict):
-        for key in list(value):
-            value[key] = _rebuild(value[key], change)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            setattr(value, field.name, _rebuild(getattr(value, field.name), change))
-    return value

@@ -84,10 +84,6 @@ class Replica(Replicated, OwnModel):
     def complete(self) -> bool:
         return self._called and (self._exchanged or not self._shared)
 
-    @property
-    def _shared(self) -> bool:
-        return self._world is not None and self._world.size > 1
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         owner = self._owner
         if not torch.is_grad_enabled() or owner.bypass:
