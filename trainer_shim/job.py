@@ -25,7 +25,7 @@ from .loops.iterations import OwnLoop, Share
 from .loops.leaving import failed, on_purpose
 from .loops.once import before_loop, check_kept, on_each_node, on_rank_0, save
 from .numerics import batch as batches
-from .parallel.choice import check_combine, check_has_values, strategy_of
+from .parallel.choice import check_choice, check_has_values, strategy_of
 from .parallel.deterministic import prepare
 from .parallel.strategy import Wrapped
 from .state.trackers import Tracker
@@ -57,6 +57,7 @@ def join(
     safe_globals: Sequence[Callable[..., Any]] = (),
     same_inputs: bool = False,
     combine: str = "mean",
+    shares: str = "equal",
 ) -> Job:
     """Take part in the training.
 
@@ -76,7 +77,8 @@ def join(
     shards that a batch is computed in, and so the most ranks that share the work; True: batch.SHARDS. safe_globals:
     types that checkpoints may hold besides tensors, plain values and NumPy's, as torch.serialization.add_safe_globals()
     takes them. same_inputs: whether ranks compute on the same inputs on purpose, which ends the training otherwise.
-    combine: what all ranks step with, made of their gradients: "mean", over all samples.
+    combine: what all ranks step with, made of their gradients: "mean", over all samples. shares: what
+    part of a step each rank has: "equal", or "speed", in proportion to how fast it computes, for GPUs of several types.
     Raises TrainingError for a value that is not accepted.
     """
     if lr == "auto":
@@ -86,12 +88,12 @@ def join(
     each = batches.check_slice(slice, batch_sizes, os.environ.get("SELASTIC_SLICE"))
     layout = Layout.of(unit, os.environ.get("SELASTIC_GROUP"))
     shards = batches.check_deterministic(deterministic, lr)
-    check_combine(combine, shards, lr)
+    check_choice(combine, shares, shards, lr)
     if _current:
         raise TrainingError("join() was called twice in one process; call it once, and hand the job on")
     if shards:
         prepare()
-    tuning = Tuning(batch, max_batch, lr, micro_batch, seed, ramp, each, shards, combine)
+    tuning = Tuning(batch, max_batch, lr, micro_batch, seed, ramp, each, shards, combine, shares)
     job = Job(Session(Membership(layout=layout), tuning, checkpoints, checkpoint_every_s, safe_globals))
     job._session.replica_check.same_inputs = same_inputs
     _current.append(job)
@@ -151,6 +153,7 @@ class Job(JobProperties):
             self._session.membership.layout,
             self._tuning.combine,
             self._tuning.shards,
+            self._tuning.shares,
             self.device,
         )
         parallel.on_error = self._session.world_switch.broke

@@ -137,8 +137,8 @@ class Counted:
 
 def check_options(options: Mapping[str, Any], adapter: str) -> None:
     """Raise TrainingError for options of join() that a framework's own loop does not support."""
-    for name in ("unit", "deterministic", "combine"):
-        if options.get(name) and options[name] != "mean":
+    for name in ("unit", "deterministic", "combine", "shares"):
+        if options.get(name) and options[name] not in ("mean", "equal"):
             raise TrainingError(
                 f"{adapter}({name}=...) is not possible: a framework's loop averages whole replicas, step by step; "
                 f"accepted: a loop of your own with job.step(), and elastic.join({name}=...)"

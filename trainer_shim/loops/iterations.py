@@ -110,7 +110,7 @@ class OwnLoop:
         if session.strategy not in (None, self._strategy):
             raise TrainingError(f"{call} was called after job.wrap(); accepted: one of the two ways")
         check_model(call, model)
-        check_together(tuning.combine, tuning.shards, layout, call)
+        check_together(tuning.combine, tuning.shards, layout, tuning.shares, call)
         if not tuning.fixed and tuning.max_batch not in (None, tuning.base):
             raise TrainingError(
                 f"join(max_batch={tuning.max_batch}) does not go with {call}: a loop of the script's own "

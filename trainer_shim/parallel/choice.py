@@ -19,6 +19,8 @@ from .strategy import Strategy
 
 REDUCTIONS: dict[str, type[ByBucket]] = {"mean": Mean}
 """What join(combine=...) may say."""
+SHARES = ("equal", "speed")
+"""What join(shares=...) may say."""
 FIXED_ORDER = "fixed order"
 """What join(deterministic=...) stands for."""
 DDP, FSDP = "job.wrap(strategy='ddp')", "job.wrap(strategy='fsdp')"
@@ -32,13 +34,15 @@ class Row(NamedTuple):
     """How the model is spread over the ranks."""
     axes: int = 0
     """The most along which ranks may hold a replica together, join(unit=...)."""
+    shares: tuple[str, ...] = ("equal",)
+    """How a step may be shared out."""
 
 
 TOGETHER = (
-    Row("mean", DDP, axes=9),
-    Row("mean", FSDP, axes=1),
-    Row("mean", "job.replicate()"),
-    Row("mean", "job.shard()"),
+    Row("mean", DDP, axes=9, shares=SHARES),
+    Row("mean", FSDP, axes=1, shares=SHARES),
+    Row("mean", "job.replicate()", shares=SHARES),
+    Row("mean", "job.shard()", shares=SHARES),
     Row(FIXED_ORDER, DDP),
 )
 """Nothing else does."""
@@ -67,22 +71,24 @@ def check_cuts(call: str, instead: str, module: nn.Module, device: torch.device)
         )
 
 
-def check_combine(combine: object, shards: int, lr: str) -> None:
+def check_choice(combine: object, shares: object, shards: int, lr: str) -> None:
     """Raise TrainingError for what join() does not accept."""
-    if combine not in REDUCTIONS:
-        raise TrainingError(f"join(combine={combine!r}) is not known; accepted: {', '.join(map(repr, REDUCTIONS))}")
+    for option, value, accepted in (("combine", combine, tuple(REDUCTIONS)), ("shares", shares, SHARES)):
+        if value not in accepted:
+            raise TrainingError(f"join({option}={value!r}) is not known; accepted: {', '.join(map(repr, accepted))}")
     others = [(shards, "deterministic=..."), (lr == "adascale", "lr='adascale'")]
     for given, option in others if combine != "mean" else ():
         if given:
             raise TrainingError(f"join({option}) does not go with combine={combine!r}; accepted: combine='mean'")
 
 
-def check_together(combine: str, shards: int, layout: Layout, call: str) -> None:
+def check_together(combine: str, shards: int, layout: Layout, shares: str, call: str) -> None:
     """Raise TrainingError where TOGETHER has no such row. shards: of a deterministic step, or 0."""
     name, axes = FIXED_ORDER if shards else combine, len(layout.axes)
-    calls = [row.call for row in TOGETHER if row.reduction == name and row.axes >= axes]
+    rows = [row for row in TOGETHER if row.reduction == name and row.axes >= axes and shares in row.shares]
+    calls = [row.call for row in rows]
     if call not in calls:
-        asked = {"deterministic": shards, "combine": combine != "mean", "unit": axes}
+        asked = {"deterministic": shards, "combine": combine != "mean", "unit": axes, "shares": shares != "equal"}
         options = ", ".join(f"{option}=..." for option, given in asked.items() if given)
         accepted = " or ".join(calls) or "one of them"
         raise TrainingError(f"join({options}) does not go with {call}; accepted: {accepted}")
@@ -96,6 +102,7 @@ def strategy_of(
     layout: Layout,
     combine: str,
     shards: int,
+    shares: str,
     device: torch.device,
 ) -> Strategy:
     """The strategy of that name. combine, shards: how gradients are combined, from join(). device: where this worker
@@ -105,7 +112,7 @@ def strategy_of(
     """
     if name not in ("ddp", "fsdp"):
         raise TrainingError(f"job.wrap(strategy={name!r}) is not known; accepted: 'ddp', 'fsdp'")
-    check_together(combine, shards, layout, DDP if name == "ddp" else FSDP)
+    check_together(combine, shards, layout, shares, DDP if name == "ddp" else FSDP)
     if shards:
         return Deterministic(module, options, FixedOrder(shards))
     reduction = REDUCTIONS[combine]()

@@ -170,6 +170,10 @@ class Replicated(Strategy):
         hidden.register_post_accumulate_grad_hook(lambda _: engine.queue_callback(self._computed))
 
     @property
+    def tells_waiting(self) -> bool:  # type: ignore[override]
+        return self._rides and not self._hooked
+
+    @property
     def _shared(self) -> bool:
         """Whether there are other replicas."""
         return self._world is not None and self._world.size > 1

@@ -27,6 +27,8 @@ class Strategy(ABC):
 
     sharded = False
     """Whether a rank holds a part of the state only: then all ranks are needed to run or to save the model."""
+    tells_waiting = False
+    """Whether exposed_s() is all that a rank waits for others in a step."""
 
     def __init__(self, module: nn.Module, reduction: Reduction) -> None:
         """reduction: of the gradients, over the replicas."""

@@ -35,6 +35,8 @@ class Tuning:
     """Parts of a deterministic step; 0: an ordinary one."""
     combine: str = "mean"
     """How the ranks' gradients become one; see parallel/choice.py."""
+    shares: str = "equal"
+    """How a step is shared out over the ranks; see choice.SHARES."""
     fixed: bool = False
     """The script's own loop makes the batch: it stays what join() was given."""
     fitted: int = 0
@@ -47,9 +49,10 @@ class Tuning:
     _noise: tuple[tuple[float, float, float], Noise] = ((0.0, 0.0, 0.0), Noise())
     _known: tuple[tuple[float, float], Rate] | None = None
 
-    def limit(self) -> int | None:
-        """Most samples a rank computes at a time in the current world; None: no limit."""
-        known = [size for size in (self.micro_batch, self.agreed) if size]
+    def limit(self, alone: bool = False) -> int | None:
+        """Most samples this rank computes at a time in the current world; None: no limit. alone: others may compute
+        more at a time."""
+        known = [size for size in (self.micro_batch, (alone and self.fitted) or self.agreed) if size]
         return max(self.each, min(known) // self.each * self.each) if known else None
 
     def use(self, optimizers: Sequence[Any]) -> None:

@@ -58,6 +58,10 @@ class Reporting:
     def entered(self, slicing: Slicing) -> None:
         """A world, or a batch, is new: its first step is announced, and measured by itself."""
         self._announce = True
+        self.shared_out(slicing)
+
+    def shared_out(self, slicing: Slicing) -> None:
+        """Steps are shared out otherwise."""
         world = self._membership.world
         generation, rank = (world.generation, world.rank) if world else (-1, 0)
         # Of a full step, where most is computed.

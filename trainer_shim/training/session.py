@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from slurm_elastic.protocol.errors import TrainingError
 
@@ -44,6 +45,7 @@ from .optimizer_step import OptimizerSteps
 from .pass_boundary import PassBoundary
 from .rehearsed import Rehearsed
 from .reporting import Reporting
+from .speeds import Speeds, of_device
 from .switch import WorldSwitch
 from .watched import VARIABLE
 
@@ -68,6 +70,7 @@ class Session:
         self.world_switch = WorldSwitch(self)
         self.replica_check = ReplicaCheck(self.state, self.model, self.device)
         self.trackers = Trackers()
+        self.speeds = Speeds(tuning.shares == "speed")
         self.starts_at: tuple[int, int, int, int] | None = None
         """Epoch, step, samples and those of the epoch, of a training without this job that it goes on with."""
         self.feed: Feed | None = None
@@ -121,14 +124,14 @@ class Session:
     def shares(self, each: int = 1) -> Shares:
         """Of this rank's replica, in multiples of `each`."""
         world = self.world()
-        return Shares(world.replicas, world.replica, each)
+        return Shares(world.replicas, world.replica, each, self.speeds.weights)
 
     def slicing(self) -> Slicing:
         tuning, progress = self.tuning, self.state.progress
         return Slicing(
             self.batch,
             self.shares(tuning.each),
-            tuning.limit(),
+            tuning.limit(alone=self.speeds.wanted and not self.model().sharded),
             halve=tuning.wants_noise,
             dense_until=tuning.dense_until(progress, self.batch),
             shards=tuning.shards,
@@ -252,12 +255,34 @@ class Session:
         if sums.save:
             self.save()
         if not sums.switch or coming is None or coming.generation <= self.world().generation:
+            self._share_out()
             return
         if coming.in_place:
             self.world_switch.change_batch(coming)
         elif self.world_switch.comes_now(coming):
             self._agree()
             self.world_switch.switch(coming)
+
+    def speed(self) -> int:
+        """This rank's, as far as it is known, where steps are shared out by it."""
+        if self.speeds.wanted and self.model().tells_waiting:
+            self.speeds.measured(*self.reporting.meter.busy())
+        elif self.speeds.wanted:
+            self.speeds.measured(1, of_device(self.device))
+        return self.speeds.own
+
+    def _share_out(self) -> None:
+        """Where ranks have become slower, or faster, than others: other parts of a step, from the next one on."""
+        world = self.world()
+        if world.replicas == 1 or not self.speeds.due(self.state.progress.step):
+            return
+        with self.membership.ending_when_broken():
+            told = [speed for (speed,) in worlds.gather(world, self.speed())]
+        if self.speeds.heard(told, world.unit):
+            self.forget_measured()
+            self.reporting.shared_out(self.slicing())
+            if self.feed is not None:
+                self.feed.turn(self.state.progress.cursor, self.slicing())
 
     def check_replicas(self, problem_in: Callable[[World], str]) -> None:
         """End the world where the ranks' states differ; every rank calls this."""
@@ -357,6 +382,11 @@ class Session:
 
     def entered(self, kinds: set[int]) -> None:
         """A world is complete, of these kinds of ranks, and every rank of it at one step."""
+        if self.speeds.weights and any(isinstance(part, _BatchNorm) for part in self.model().module.modules()):
+            self.log(
+                "shares='speed': BatchNorm normalises each rank's part of a step by itself, and a small part by few "
+                "samples; GroupNorm, or torch's SyncBatchNorm, does not depend on the parts"
+            )
         self.replica_check.entered(self.world(), kinds)
         self.trackers.entered(self.rank == 0, self.state.progress.step)
         self.take_batch()

@@ -40,6 +40,10 @@ class StepTime(NamedTuple):
     exposed: float
     """Gradients travelled, and this rank computed nothing."""
 
+    @property
+    def busy(self) -> float:
+        return max(0.0, self.seconds - self.input_wait - self.exposed)
+
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
@@ -99,7 +103,7 @@ class Meter:
         self._input_wait = 0.0
         self._waits = InputWait(clock)
         self._due = clock() + every_s
-        self._recent: deque[float] = deque(maxlen=50)
+        self._recent: deque[StepTime] = deque(maxlen=50)
 
     def enter_world(self, shape: StepShape) -> None:
         """Another world, or another batch: what was measured before does not describe it."""
@@ -149,8 +153,8 @@ class Meter:
             begun, ended, counts, samples, exposed = self._passing.popleft()
             waited = self._waits.seconds()
             if counts:
-                self._recent.append(begun.until(ended))
-                self._steps.append(StepTime(begun.until(ended), waited, samples, exposed))
+                self._recent.append(StepTime(begun.until(ended), waited, samples, exposed))
+                self._steps.append(self._recent[-1])
 
     def _now(self) -> Moment:
         event = None
@@ -162,7 +166,15 @@ class Meter:
     def median_step(self) -> float:
         """Median of the last steps of this world, in seconds; 0 when none was measured."""
         recent = list(self._recent)  # the client's thread asks, too
-        return statistics.median(recent) if recent else 0.0
+        return statistics.median(step.seconds for step in recent) if recent else 0.0
+
+    def busy(self) -> tuple[int, float]:
+        """This rank's samples in a whole step, and the median of the seconds in which it computed on them lately; 0:
+        not known."""
+        recent = list(self._recent)
+        if self._shape is None or len(recent) < FEWEST_STEPS:
+            return 0, 0.0
+        return self._shape.rank_samples, statistics.median(step.busy for step in recent)
 
     def due(self) -> dict[str, Any] | None:
         """The report for the time since the last one, when it is time for one and steps were measured."""
@@ -210,7 +222,7 @@ def pace(steps: list[StepTime], shape: StepShape) -> Pace:
     return Pace(
         rank=shape.rank,
         step_s=statistics.median(step.seconds for step in steps),
-        busy_s=statistics.median(max(0.0, step.seconds - step.input_wait - step.exposed) for step in steps),
+        busy_s=statistics.median(step.busy for step in steps),
         samples=shape.rank_samples,
         input_share=min(1.0, sum(step.input_wait for step in steps) / total) if total else 0.0,
         comm_share=min(1.0, sum(step.exposed for step in steps) / total) if total else 0.0,

@@ -41,6 +41,7 @@ from .guards.replica_check import kind_of
 from .last_state import LastState
 from .learning_rate import Tuning
 from .reporting import Reporting
+from .speeds import Speeds
 
 
 class SwitchingSession(Protocol):
@@ -56,6 +57,10 @@ class SwitchingSession(Protocol):
 
     @property
     def batch(self) -> int: ...
+
+    speeds: Speeds
+
+    def speed(self) -> int: ...
 
     def world(self) -> World: ...
 
@@ -206,8 +211,9 @@ class WorldSwitch:
         world, model, state = session.world(), session.model(), session.state
         own = state.progress.step if has_state else -1
         begins = has_state and kept is None and captured is None and in_parts is None
-        told = worlds.gather(world, own, session.tuning.fitted, int(begins), kind_of(session.device))
-        steps, fitted, begun, kinds = zip(*told, strict=True)
+        known = (own, session.tuning.fitted, int(begins), kind_of(session.device), session.speed())
+        steps, fitted, begun, kinds, speeds = zip(*worlds.gather(world, *known), strict=True)
+        session.speeds.entered(speeds, world.unit, max(steps))
         session.tuning.agreed = min((size for size in fitted if size), default=0)
         if len({step for step in steps if step >= 0}) != 1:
             raise OtherRankFailed(f"world {world.generation} has ranks at steps {steps}; all have to be at one step")

@@ -3,17 +3,27 @@ its own, and without a job. With the knobs that the shim's tests turn."""
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import torch
 from script_options import Pace, knobs
 
 import slurm_elastic.trainer_shim as elastic
+from slurm_elastic.trainer_shim.training.session import Session
 
 BATCH = 8
 parser = knobs(samples=90)
 parser.add_argument("--mode", default="ddp", choices=["ddp", "fsdp", "deterministic", "loader", "share", "plain"])
+parser.add_argument("--shares", default="equal")
 args = parser.parse_args()
+speeds = [int(word) for word in os.environ.get("SPEEDS", "").split()]
+"""This rank's, as it tells them one after another; what it measures, if there are none."""
+nap = float(os.environ.get("NAP", "0"))
+"""Seconds that this rank needs for a sample."""
+if speeds:
+    Session.speed = lambda self: speeds.pop(0) if len(speeds) > 1 else speeds[0]  # type: ignore[method-assign]
 generator = torch.Generator().manual_seed(3)
 x = torch.randn(args.samples, 12, 5, generator=generator, dtype=torch.float64)
 y = torch.randint(0, 4, (args.samples, 12), generator=generator)
@@ -54,6 +64,7 @@ job = elastic.join(
     lr="none",
     micro_batch=None if own else 3,
     deterministic=BATCH if args.mode == "deterministic" else False,
+    shares=args.shares,
 )
 pace = Pace(args)
 if own:
@@ -75,6 +86,7 @@ else:
     for _ in job.epochs(args.epochs):
         for a, b in job.loader(data, shuffle=False):
             pace()
+            time.sleep(nap * len(a))
             labelled = count(b)
             if own:
                 job.weigh(labelled)

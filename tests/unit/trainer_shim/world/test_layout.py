@@ -48,7 +48,7 @@ def test_axes_go_with_what_can_use_them() -> None:
     with refused(
         r"join\(unit=...\) does not go with job.wrap\(strategy='fsdp'\); accepted: job.wrap\(strategy='ddp'\)"
     ):
-        check_together("mean", 0, two, FSDP)
+        check_together("mean", 0, two, "equal", FSDP)
 
 
 def test_a_replica_in_blocks_over_two_axes_equals_one_process(zygote: Zygote, start: Start, tmp_path: Path) -> None:

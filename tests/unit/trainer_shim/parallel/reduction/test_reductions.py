@@ -75,7 +75,7 @@ def test_only_what_the_table_has_goes_together(mine: None, reduction: str, axes:
         rows = [row for row in choice.TOGETHER if (row.reduction, row.call) == (reduction, call)]
         layout = Layout(tuple((f"axis{number}", 2) for number in range(axes)))
         if rows and rows[0].axes >= axes:
-            choice.check_together(combine, shards, layout, call)
+            choice.check_together(combine, shards, layout, "equal", call)
             continue
         with refused(rf"does not go with {call}; accepted: ".replace("(", r"\(").replace(")", r"\)")):
-            choice.check_together(combine, shards, layout, call)
+            choice.check_together(combine, shards, layout, "equal", call)
