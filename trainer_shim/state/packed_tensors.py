@@ -1,13 +1,18 @@
-"""Structures of dicts and lists, apart from the tensors in them, which travel or are copied separately. Pure."""
+"""Structures of dicts and lists, apart from the tensors in them, which travel or are copied separately, small ones side
+by side. Pure."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+
+BUCKET_BYTES = 32 << 20
+ALONE_BYTES = 1 << 20
+"""From this size on a tensor travels by itself: putting it beside others would cost two copies."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,3 +96,26 @@ def match(
                 places[slot.number] = place
         elif isinstance(slot, dict):
             match(slot, mine, own_tensors, places, fits)
+
+
+def buckets_of(
+    tensors: Sequence[torch.Tensor],
+    kind: Callable[[torch.Tensor], object] = lambda tensor: (tensor.dtype, tensor.device.type),
+) -> list[list[torch.Tensor]]:
+    """Small tensors of one kind side by side, up to BUCKET_BYTES; the same on every rank. Empty ones are left out."""
+    buckets: list[list[torch.Tensor]] = []
+    room: dict[object, tuple[list[torch.Tensor], int]] = {}
+    for tensor in tensors:
+        if tensor.numel() == 0:
+            continue
+        size = tensor.numel() * tensor.element_size()
+        if size >= ALONE_BYTES:
+            buckets.append([tensor])
+            continue
+        bucket, used = room.get(kind(tensor), ([], BUCKET_BYTES))
+        if used + size > BUCKET_BYTES:
+            bucket, used = [], 0
+            buckets.append(bucket)
+        bucket.append(tensor)
+        room[kind(tensor)] = (bucket, used + size)
+    return buckets

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..state.packed_tensors import buckets_of
 from .objects import wait
-from .process_group import buckets_of
 
 Parts = Mapping[int, Sequence[torch.Tensor]]
 

@@ -48,9 +48,6 @@ ARRIVAL_S = 5.0
 ENDING_S = 10.0
 """The longest to wait for the communicators of the world before the last to end."""
 POLL_S = 1.0
-BUCKET_BYTES = 32 << 20
-ALONE_BYTES = 1 << 20
-"""From this size on a tensor travels by itself: putting it beside others would cost two copies."""
 
 
 class WorldNotFormed(TrainingError):
@@ -358,26 +355,3 @@ def total(world: World, own: float) -> float:
 def share(world: World, value: Any) -> Any:
     """Rank 0's value, on every rank."""
     return objects.share(value) if world.grouped and world.size > 1 else value
-
-
-def buckets_of(
-    tensors: Sequence[torch.Tensor],
-    kind: Callable[[torch.Tensor], object] = lambda tensor: (tensor.dtype, tensor.device.type),
-) -> list[list[torch.Tensor]]:
-    """Small tensors of one kind side by side, up to BUCKET_BYTES; the same on every rank. Empty ones are left out."""
-    buckets: list[list[torch.Tensor]] = []
-    room: dict[object, tuple[list[torch.Tensor], int]] = {}
-    for tensor in tensors:
-        if tensor.numel() == 0:
-            continue
-        size = tensor.numel() * tensor.element_size()
-        if size >= ALONE_BYTES:
-            buckets.append([tensor])
-            continue
-        bucket, used = room.get(kind(tensor), ([], BUCKET_BYTES))
-        if used + size > BUCKET_BYTES:
-            bucket, used = [], 0
-            buckets.append(bucket)
-        bucket.append(tensor)
-        room[kind(tensor)] = (bucket, used + size)
-    return buckets

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from ...data.sampling import Micro
-from ...world.process_group import buckets_of
+from ...state.packed_tensors import buckets_of
 
 Combined = torch.futures.Future[list[torch.Tensor]]
 """What comes back, as the only entry; a collective of torch's gives its result like that."""

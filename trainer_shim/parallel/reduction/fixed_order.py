@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ...data.sampling import Micro
 from ...numerics.batch import loss_scale, slice_of
 from ...numerics.fixed_order import Node, nodes_of, put, total
-from ...world.process_group import buckets_of
+from ...state.packed_tensors import buckets_of
 from .base import Reduction
 
 Gradients = list[torch.Tensor]
