@@ -273,9 +273,9 @@ class Session:
 
     def _share_out(self) -> None:
         """Where ranks have become slower, or faster, than others: other parts of a step, from the next one on."""
-        world = self.world()
-        if world.replicas == 1 or not self.speeds.due(self.state.progress.step):
+        if not self.speeds.due(self.state.progress.step) or self.world().replicas == 1:
             return
+        world = self.world()
         with self.membership.ending_when_broken():
             told = [speed for (speed,) in worlds.gather(world, self.speed())]
         if self.speeds.heard(told, world.unit):

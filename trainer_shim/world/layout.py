@@ -47,7 +47,7 @@ class Layout:
     @property
     def unit(self) -> int:
         """Ranks of one replica."""
-        return math.prod(size for _, size in self.axes)
+        return math.prod(size for _, size in self.axes) if self.axes else 1  # asked for in every step
 
     def check(self, ranks: int) -> None:
         """Raise TrainingError unless a world of so many ranks is whole replicas."""
