@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import dataclasses
 import inspect
-import itertools
 import pickle
 import signal
 import weakref
@@ -142,21 +141,21 @@ class Feed:
     """One dataset's DataLoader, kept with its workers over epochs and resizes."""
 
     one_lane = False
-    """Whether shards are read one after another by all ranks together: then a step's samples are the same ones on any
-    number of ranks, and each rank passes over those of the others. For a rehearsal."""
+    """Of a rehearsal: shards are read one after another by all ranks together, so that a step's samples are the same on
+    any number of them."""
 
     def __init__(self, dataset: Any, seed: int, options: dict[str, Any], each: int = 1) -> None:
         """each: as Slicing.each."""
         check_loader(dataset, options, each)
         self.dataset = dataset
-        self.sizes = sizes_of(dataset) if isinstance(dataset, Shards) else None
+        self._sizes = sizes_of(dataset) if isinstance(dataset, Shards) and not self.one_lane else None
         source = mapped(dataset)
         self.samples = whole(len(source), each)
         """Trained on in a pass."""
         self.left_out = len(source) - self.samples
         """Of the pass, at its end."""
         self._seed = seed
-        self.lanes = max(1, options.get("num_workers") or 0) if self.sizes is not None and not self.one_lane else 0
+        self.lanes = max(1, options.get("num_workers") or 0) if self._sizes is not None else 0
         """How many shards a rank reads side by side: one for each worker. All ranks have to use the same number."""
         options = dict(options)
         collate = options.pop("collate_fn", None) or default_collate
@@ -188,16 +187,12 @@ class Feed:
         computed: see sampling.order."""
         previous = self._batches.plan.version if self._batches.plan else 0
         plan: MicroBatches
-        if self.sizes is None:
-            samples = self.samples + self.left_out
+        if self._sizes is None:
+            samples, shuffle = self.samples + self.left_out, shuffle and not isinstance(self.dataset, Shards)
             plan = MicroBatches(order(samples, self._seed, epoch, ordinal, shuffle, computed), cursor, slicing)
         else:
-            shards = [int(shard) for shard in order(len(self.sizes), self._seed, epoch, ordinal, shuffle)[:]]
-            plan = StreamMicroBatches(self.sizes, shards, cursor, unread, slicing)
-            if self.one_lane:
-                begins = list(itertools.accumulate(self.sizes, initial=0))
-                numbers = [number for shard in shards for number in range(begins[shard], begins[shard + 1])]
-                plan = MicroBatches(numbers, cursor, slicing)
+            shards = [int(shard) for shard in order(len(self._sizes), self._seed, epoch, ordinal, shuffle)[:]]
+            plan = StreamMicroBatches(self._sizes, shards, cursor, unread, slicing)
         plan.version = previous + 1
         self._batches.plan = plan
         self._tagged.seed[1] = epoch

@@ -159,7 +159,7 @@ class EpochLoop:
             self._own_loop.batch_begins(micro)
         value = samples if session.device.type == "cpu" else to_device(samples, session.device)
         who = (micro.shard, micro.place) if micro.shard >= 0 else (session.world().replica, micro.index)
-        if session.draws_by_row(micro.indices):
+        if session.rehearsed is not None and session.rehearsed.draws_by_row(micro.indices):
             who = 0, 0
         seed_all(mix(session.tuning.seed, session.state.progress.step, *who, 1))
         return value

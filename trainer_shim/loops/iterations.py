@@ -351,7 +351,7 @@ class OwnLoop:
     def seed(self, number: int, position: int, purpose: int, rows: range = range(0)) -> None:
         """Have what is drawn next depend on the iteration, on which share of it this is, and on the position."""
         session = self._session
-        if session.draws_by_row(rows):
+        if session.rehearsed is not None and session.rehearsed.draws_by_row(rows):
             position = 0
         seed_all(mix(session.tuning.seed, session.state.progress.step, number, position, purpose))
 

@@ -26,6 +26,8 @@ SEEDS = 3.0
 """How far a resized run with dropout may be off, in parts of what another seed makes of it."""
 ENOUGH = 0.6
 """How often a line has to be written, in parts of the undisturbed run's, some of whose steps have two micro batches."""
+TWICE = 1.5
+"""How often one worker may write it, in parts of the steps that it made."""
 NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]?\d+)?|\bnan\b|\binf\b")
 FOLDERS = re.compile(r"/(?:[^\s/'\"]+/)+")
 WORD = re.compile(r"\b[^\W\d]+\b")
@@ -104,19 +106,15 @@ def compare(plain: Trained, resized: Trained, nudged: Callable[[], Trained]) -> 
     rows.append(_replicas(resized))
     rows += [_written(plain, resized), _told(resized)] if went else []
     rows.append(_lines(plain, resized))
-    if plain.random:
-        rows.append(Row("random parts", True, f"off in both runs: {_named(plain.random)}"))
-    if plain.drawn:
-        own = "each sample's numbers were its own in both runs; as it is each worker draws for its part"
-        rows.append(Row("random numbers", True, f"{_named(plain.drawn)}: {own}"))
-    if plain.shards:
-        own = "read one after another in both runs; as it is the number of workers decides which samples share a step"
-        rows.append(Row("shards", True, f"{_named(plain.shards)}: {own}"))
-    if plain.autocast:
-        rows.append(Row("autocast", True, "off in both runs: rounding to 16 bits differs by the order of samples"))
-    if plain.statistics:
-        own = "each sample was normalised by itself; as it is a worker normalises over its own part: not compared"
-        rows.append(Row("BatchNorm", True, f"{_named(plain.statistics)}: {own}"))
+    for name, found, told in (
+        ("random parts", plain.random, "off in both runs"),
+        ("random numbers", plain.drawn, "each sample had its own in both runs; as it is a worker draws for its part"),
+        ("shards", plain.shards, "read one after another; as it is, which samples share a step differs by workers"),
+        ("autocast", plain.autocast, "off in both runs: rounding to 16 bits differs by the order of samples"),
+        ("BatchNorm", plain.statistics, "normalised each sample by itself; as it is a worker normalises over its part"),
+    ):
+        if found:
+            rows.append(Row(name, True, f"{_named(found)}: {told}"))
     if buffers := [line for line in resized.tensors if not line["parameter"]]:
         other = [line["tensor"] for line in buffers if line["off"][0]]
         told = f"{_named(other)} of {len(buffers)}: another value, by each worker's own calls; not compared"
@@ -241,7 +239,21 @@ def _written(plain: Trained, resized: Trained) -> Row:
         for kind, lines in wanted.items():
             if len(written[kind]) < ENOUGH * len(lines):
                 return Row(name, False, f"{where} has {len(written[kind])} of {len(lines)} lines: {lines[0][:60]}")
+    if twice := _twice(plain, resized):
+        return Row(name, False, twice)
     return Row(name, True, f"{len(files)} files, {kinds} kinds of lines")
+
+
+def _twice(plain: Trained, resized: Trained) -> str:
+    """A line of each step that one worker has written more often than it made steps; "" if there is none."""
+    steps = Counter(line["worker"] for line in resized.states)
+    wanted = _lines_in(plain.place / "../out.txt")
+    for log in sorted(resized.place.glob("../job/logs/*.log")):
+        for kind, lines in _lines_in(log).items():
+            each = len(wanted[kind]) / plain.steps
+            if each >= ENOUGH and len(lines) > TWICE * each * steps[log.stem] + 1 and log.stem in steps:
+                return f"{log.stem} wrote {len(lines)} lines in {steps[log.stem]} steps: {lines[0][:60]}"
+    return ""
 
 
 def _lines_in(path: Path) -> dict[tuple[str, ...], list[str]]:

@@ -30,6 +30,7 @@ from slurm_elastic.protocol.errors import TrainingError
 from ..checkpoint.schedule import Saving
 from ..data.loader import Feed
 from ..data.sampling import mix
+from ..data.shard_streams import Shards
 from ..parallel.strategy import Strategy
 from ..state.kept_parts import State
 from ..world.process_group import World
@@ -219,7 +220,7 @@ class Rehearsed:
             self._note_once(apart="random")
         if rows and numpy is not None and numpy.random.get_state()[2] != UNUSED:
             self._note_once(apart="numpy.random")
-        if (feed := self._session.feed) is not None and feed.sizes is not None:
+        if (feed := self._session.feed) is not None and isinstance(feed.dataset, Shards):
             self._note_once(shards=type(feed.dataset).__name__)
 
     def _disturb(self, step: int, world: World) -> None:

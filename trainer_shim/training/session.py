@@ -89,7 +89,7 @@ class Session:
         audit = os.environ.get("SELASTIC_AUDIT")
         self._audit = Recorder(audit, membership.worker) if audit else None
         plan = os.environ.get(VARIABLE)
-        self._rehearsed = Rehearsed(self, plan) if plan else None
+        self.rehearsed = Rehearsed(self, plan) if plan else None
         if membership.client is not None:
             membership.client.on_tick = self._tick
             spare_loader_workers()
@@ -142,10 +142,6 @@ class Session:
         """Print on rank 0, at once."""
         if self.rank == 0:
             print(*words, flush=True)
-
-    def draws_by_row(self, rows: Sequence[int]) -> bool:
-        """Whether each of these samples has random numbers of its own from now on, on whichever rank it is."""
-        return self._rehearsed is not None and self._rehearsed.draws_by_row(rows)
 
     # -- in a step -----------------------------------------------------------------------------------------------
 
@@ -234,8 +230,8 @@ class Session:
         """Act on the tally of a step. In the loader, not in step(): the rest of the loop's body belongs to the step."""
         if self.feed is not None:
             self.state.progress.unread = self.feed.unread(self.state.progress.cursor)
-        if self._rehearsed is not None:
-            self._rehearsed.between_steps()
+        if self.rehearsed is not None:
+            self.rehearsed.between_steps()
         if len(self._votes) <= self._lag:
             return
         coming, reader, said = self._votes.popleft()
@@ -390,8 +386,8 @@ class Session:
         self.replica_check.entered(self.world(), kinds)
         self.trackers.entered(self.rank == 0, self.state.progress.step)
         self.take_batch()
-        if self._rehearsed is not None:
-            self._rehearsed.entered()
+        if self.rehearsed is not None:
+            self.rehearsed.entered()
 
     def take_batch(self) -> None:
         """The world's batch, and slices, are those of every step from here on."""
@@ -440,8 +436,8 @@ class Session:
         self.world_switch.settle()
         if finished:
             self.check_replicas(self.replica_check.compare)
-        if self._rehearsed is not None:
-            self._rehearsed.finished()
+        if self.rehearsed is not None:
+            self.rehearsed.finished()
         progress = self.state.progress
         progress.finished = finished
         self.reporting.send(self.reporting.meter.rest())

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from local_run import rehearsal
 
 from slurm_elastic.protocol.errors import TrainingError
-from slurm_elastic.trainer_shim.rehearse.findings import Row, Trained, compare
+from slurm_elastic.trainer_shim.rehearse.findings import Row, Trained, _twice, compare
 from slurm_elastic.trainer_shim.training.rehearsed import DRAWS, Rehearsed
 
 EVERY = os.environ.get("SELASTIC_REHEARSE_ALL") == "1"
@@ -206,6 +206,10 @@ OTHERS = {
         wrapped(after="if job.generation < 3: print('loss', float(loss.detach()))"),
         "the output has",
     ),
+    "lines that one worker writes twice": (
+        wrapped(after="for _ in range(1 + (job.generation == 2)): print('loss', float(loss.detach()))"),
+        "lines in ",
+    ),
     "a file that only the first world writes": (
         wrapped(after="job.generation > 1 or job.global_step < 8 or open('last.txt', 'w')"),
         "last.txt is not written",
@@ -315,7 +319,7 @@ def test_all_holds(tmp_path: Path, script: str) -> None:
         "with random parts on",
     ], text
     assert "1 > 2 > 2 > 1 workers; one killed" in rows[WENT]
-    assert rows["random parts"].endswith("off in both runs: 2") and "  1, F.batch_norm: each" in rows["BatchNorm"]
+    assert rows["random parts"].endswith("  2: off in both runs") and "  1, F.batch_norm: norm" in rows["BatchNorm"]
     assert rows["buffers"].endswith("3 as undisturbed") or "  1.num_batches_tracked of 3: another" in rows["buffers"]
     assert rows["lines of the script"].endswith(" after the shrink; never: aside.py:2"), text
     if "model.pt" in script:
@@ -474,12 +478,31 @@ def test_another_number_of_steps_is_a_fault(tmp_path: Path) -> None:
         record.mkdir(parents=True)
         (record / "killed").touch()
         (record.parent / "out.txt").touch()
-        line = {"step": steps, "sums": {}, "values": {}, "rank": 0, "size": 1, "cuts": ""}
+        line = {"worker": "a", "step": steps, "sums": {}, "values": {}, "rank": 0, "size": 1, "cuts": ""}
         (record / "0.jsonl").write_text("".join(json.dumps({**line, "generation": g}) + "\n" for g in range(1, 5)))
     plain, resized = (Trained(tmp_path / name, 0) for name in ("plain", "resized"))
     failed = [row for row in compare(plain, resized, lambda: plain) if not row.held]
     assert Row("number of steps", False, "29; undisturbed: 37") in failed
     assert "number of steps" not in [row.name for row in compare(plain, plain, lambda: plain)]
+
+
+@pytest.mark.parametrize(("times", "found"), [(1, ""), (2, "a.2 wrote 20 lines in 10 steps: loss 0.5")])
+def test_lines_that_one_worker_writes_twice(tmp_path: Path, times: int, found: str) -> None:
+    """Of each step; another worker, and a line at each start, count for themselves."""
+    for name in ("plain", "resized"):
+        (tmp_path / name / "record").mkdir(parents=True)
+        (tmp_path / name / "cwd").mkdir()
+        (tmp_path / name / "out.txt").write_text("begins\n" + "loss 0.5\n" * 20)
+    for number, steps in ((1, 20), (2, 10)):
+        logs = tmp_path / "resized" / "job" / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        (logs / f"a.{number}.log").write_text("begins\n" * 4 + "loss 0.5\n" * steps * (times if number == 2 else 1))
+        lines = [{"worker": f"a.{number}", "step": step, "sums": {}} for step in range(1, steps + 1)]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        for name in ("plain", "resized")[number - 1 :]:
+            (tmp_path / name / "record" / f"{number}.jsonl").write_text(text)
+    plain, resized = (Trained(tmp_path / name, 0) for name in ("plain", "resized"))
+    assert _twice(plain, resized) == found
 
 
 RAISED = """Traceback (most recent call last):
