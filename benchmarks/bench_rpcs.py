@@ -30,7 +30,7 @@ from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm import CommandClient
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codec import VERSION
-from slurm_elastic.protocol.messages import Phase, Piece, Registration, Report, Resize
+from slurm_elastic.protocol.messages import Happening, Piece, Registration, Report, Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 from slurm_elastic.trainer_shim.allocation import commands
 from slurm_elastic.trainer_shim.allocation.slurm_job import SlurmJob, parse_job
@@ -133,8 +133,8 @@ class PlayedSupervisor:
         return parse_job(asked(self.cluster, commands.show_job(job_id)), job_id, lambda names: (names,))
 
     def _tell(self, daemon: Daemon, resize: Resize, state: ResizeState) -> None:
-        daemon.controller.phase(
-            self.job_id, Phase(resize.id, state.value, self.generation, self.pieces, BATCH, time.time(), 0.1)
+        daemon.controller.happened(
+            self.job_id, Happening(resize.id, state.value, self.generation, self.pieces, BATCH, time.time(), 0.1)
         )
 
 

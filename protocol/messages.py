@@ -5,7 +5,7 @@ codec.py says how they are read and written, and what holds between versions. St
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 from .codec import MAX_NUMBER, VERSION, Within
@@ -172,22 +172,19 @@ class Resize(ResizeTarget):
     version: int = VERSION
 
 
-FINISHED = "finished"
-"""The phase that is of no resize: the training has ended."""
+FINISHED, ENDING = "finished", "ending"
+"""Of no resize: the training has ended; the job was told that Slurm is about to end it, and grows no more."""
 STALLED, STEPS_AGAIN = "stalled", "steps_again"
-"""Phases of no resize, which a daemon of version 2 does not know: no step has been done for long, with who waits where
-in the detail; and steps are done again."""
-CHECKPOINTED = "checkpointed"
-"""A phase of no resize: what a checkpoint costs and how often one is taken, when that has changed. Daemons before
-version 4 do not know it."""
-ENDING = "ending"
-"""A phase of no resize since version 5: the job was told that Slurm is about to end it, and grows no more."""
-PHASES = (
+"""Of no resize: no step has been done for long, with who waits where in the detail; and steps are done again."""
+HAPPENINGS = (
     *(ResizeState.ACCEPTED, ResizeState.SAVED, ResizeState.SUBMITTED, ResizeState.GRANTED, ResizeState.READY),
-    *(ResizeState.RUNNING, ResizeState.FAILED, ResizeState.WITHDRAWN, FINISHED),
-    *(STALLED, STEPS_AGAIN, CHECKPOINTED, ENDING),
+    *(ResizeState.RUNNING, ResizeState.FAILED, ResizeState.WITHDRAWN),
+    *(FINISHED, STALLED, STEPS_AGAIN, ENDING),
 )
-"""What a supervisor may say."""
+"""What a supervisor may say that has happened."""
+CHECKPOINTS = "checkpoints"
+RATES = (CHECKPOINTS,)
+"""What a supervisor may say the rate of."""
 
 
 @record(frozen=True, slots=True)
@@ -202,13 +199,14 @@ class Unreached:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
-    """How far a resize has come. `pieces` are those whose GPUs train now; with `running` they are the new ones."""
+class Happening:
+    """How far a resize has come, or what else has happened to the job. `pieces` are those whose GPUs train now; with
+    `running` they are the new ones. Since version 6, as is `Rate`: see `Phase`."""
 
     resize: int
     """Its id; 0: not because of a resize (a restart, the end of the training)."""
-    phase: str
-    """One of PHASES."""
+    what: str
+    """One of HAPPENINGS."""
     generation: int
     pieces: tuple[Piece, ...]
     batch: int
@@ -225,13 +223,66 @@ class Phase:
     """With `finished`: what the supervisor is about to exit with; 128 + N after signal N."""
     unreached: tuple[Unreached, ...] = ()
     """With `failed`: the hosts that it failed for."""
-    megabytes: float = 0.0
-    """With `checkpointed`: of the checkpoint; pause_s: how long the training stood still for it."""
-    write_s: float = 0.0
-    """With `checkpointed`: how long it was written, beside the training."""
-    every_s: float = 0.0
-    """With `checkpointed`: seconds between two."""
     version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How often something is done, and what each costs; said again when that has changed."""
+
+    of: str
+    """One of RATES."""
+    every_s: float
+    """Seconds between two."""
+    pause_s: float = 0.0
+    """How long the training stands still for one."""
+    write_s: float = 0.0
+    """How long one is written, beside the training."""
+    megabytes: float = 0.0
+    """Of one."""
+    version: int = VERSION
+
+
+CHECKPOINTED = "checkpointed"
+_IN_PHASES = {"what": "phase"}
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What versions 2 to 5 say in place of `Happening` and `Rate`; understood until OLDEST is above 5."""
+
+    resize: int
+    phase: str
+    """One of HAPPENINGS, or CHECKPOINTED, of which alone are the last three figures."""
+    generation: int
+    pieces: tuple[Piece, ...]
+    batch: int
+    at: float = 0.0
+    pause_s: float = 0.0
+    step: int = 0
+    samples: int = 0
+    detail: str = ""
+    exit_code: int = 0
+    unreached: tuple[Unreached, ...] = ()
+    megabytes: float = 0.0
+    write_s: float = 0.0
+    every_s: float = 0.0
+    version: int = VERSION
+
+    @classmethod
+    def of(cls, said: Happening | Rate) -> Phase:
+        """The same for a daemon of an older version."""
+        if isinstance(said, Rate):
+            cost = said.megabytes, said.write_s, said.every_s
+            return cls(0, CHECKPOINTED, 0, (), 0, 0.0, said.pause_s, 0, 0, "", 0, (), *cost)
+        return cls(**{_IN_PHASES.get(item.name, item.name): getattr(said, item.name) for item in fields(said)})
+
+    def now(self) -> Happening | Rate:
+        """The same in today's words."""
+        if self.phase == CHECKPOINTED:
+            return Rate(CHECKPOINTS, self.every_s, self.pause_s, self.write_s, self.megabytes, self.version)
+        names = [item.name for item in fields(Happening)]
+        return Happening(**{name: getattr(self, _IN_PHASES.get(name, name)) for name in names})
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,18 @@ from slurm_elastic.protocol.api.request_proof import JobProofs
 from slurm_elastic.protocol.api.routes import ROUTES, Caller, NoQuery, ResizeQuery, Route
 from slurm_elastic.protocol.errors import NotAllowed, NotFound, RequestError
 from slurm_elastic.protocol.event_kind import EventKind
-from slurm_elastic.protocol.messages import Grant, Phase, Pin, Probed, Reachable, Registration, Reports, Resize
+from slurm_elastic.protocol.messages import (
+    Grant,
+    Happening,
+    Phase,
+    Pin,
+    Probed,
+    Rate,
+    Reachable,
+    Registration,
+    Reports,
+    Resize,
+)
 from slurm_elastic.protocol.version import version
 
 from .. import reports
@@ -51,7 +62,7 @@ from .settings import ServerSettings
 from .status_cache import StatusCache
 from .views import Planner, Views
 
-_SUPERVISORS = (routes.REGISTER, routes.PHASES, routes.REPORTS)
+_SUPERVISORS = (routes.REGISTER, routes.HAPPENINGS, routes.RATES, routes.PHASES, routes.REPORTS)
 """What a supervisor says."""
 MOST_LETTERS, MOST_TRIED = 255, 50
 """Of a partition's name, and in one probe."""
@@ -76,8 +87,11 @@ class Controller(Planner, Protocol):
     def not_understood(self, job_id: int, sentence: str) -> None:
         """A message of the job's supervisor was refused for this reason."""
 
-    def phase(self, job_id: int, phase: Phase) -> None:
-        """A resize (of this job: checked) has come to a phase. Twice the same is harmless."""
+    def happened(self, job_id: int, happening: Happening) -> None:
+        """A resize (of this job: checked) has come further, or something else has happened. Twice is harmless."""
+
+    def rated(self, job_id: int, rate: Rate) -> None:
+        """How often the job does something, and what it costs."""
 
     async def wait_resize(self, job_id: int, after: int, timeout: float) -> Resize | None:
         """The current resize as soon as its id is above `after` or it is withdrawn; None after `timeout` seconds."""
@@ -198,20 +212,38 @@ class Api:
             self.prometheus.reports.inc(len(reports))
         return Stored(stored=len(reports))
 
+    async def happenings(self, call: Call[NoQuery, Happening]) -> object:
+        """How far a resize has come, or what else has happened."""
+        return await self._said(call, call.message)
+
+    async def rates(self, call: Call[NoQuery, Rate]) -> object:
+        """How often something is done, and what it costs."""
+        return await self._said(call, call.message)
+
     async def phases(self, call: Call[NoQuery, Phase]) -> object:
-        """How far a resize has come."""
-        phase, job_id = call.message, call.job_id
-        if phase.phase not in messages.PHASES:
-            sentence = f"phase={phase.phase[:40]} is not known; accepted: {', '.join(messages.PHASES)}"
+        """Both, as supervisors of 0.2 say them."""
+        return await self._said(call, call.message.now())
+
+    async def _said(self, call: Call[NoQuery, Any], said: Happening | Rate) -> Taken:
+        job_id = call.job_id
+        if isinstance(said, Rate):
+            if said.of not in messages.RATES:
+                sentence = f"of={said.of[:40]} is not known; accepted: {', '.join(messages.RATES)}"
+                raise NotUnderstood(sentence, job_id, call.viewer)
+            await run_sync(self.controller.rated, job_id, said)
+            return Taken()
+        if said.what not in messages.HAPPENINGS:
+            name = "phase" if isinstance(call.message, Phase) else "what"
+            sentence = f"{name}={said.what[:40]} is not known; accepted: {', '.join(messages.HAPPENINGS)}"
             raise NotUnderstood(sentence, job_id, call.viewer)
 
         def store() -> None:
-            if phase.resize and self.store.resizes.get(phase.resize).job_id != job_id:
-                raise NotAllowed(f"resize {phase.resize} is another job's; accepted: those of job {job_id}")
-            self.controller.phase(job_id, phase)
+            if said.resize and self.store.resizes.get(said.resize).job_id != job_id:
+                raise NotAllowed(f"resize {said.resize} is another job's; accepted: those of job {job_id}")
+            self.controller.happened(job_id, said)
 
         await run_sync(store)
-        self.prometheus.phase(phase)
+        self.prometheus.happened(said)
         return Taken()
 
     async def resize(self, call: Call[ResizeQuery, None]) -> object:

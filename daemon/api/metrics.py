@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.messages import Phase
+from slurm_elastic.protocol.messages import Happening
 from slurm_elastic.protocol.text.reasons import Reason
 from slurm_elastic.protocol.version import version
 
@@ -83,12 +83,12 @@ class Metrics:
             self._resizes.labels(phase)
         self._pauses = Histogram(PREFIX + "resize_pause_seconds", "Pauses of training", registry=jobs, buckets=PAUSES_S)
 
-    def phase(self, phase: Phase) -> None:
+    def happened(self, said: Happening) -> None:
         """A supervisor has said how far a resize has come. One said twice counts twice."""
-        if phase.resize and phase.phase in ENDS:
-            self._resizes.labels(phase.phase).inc()
-            if phase.phase == "running":
-                self._pauses.observe(phase.pause_s)
+        if said.resize and said.what in ENDS:
+            self._resizes.labels(said.what).inc()
+            if said.what == "running":
+                self._pauses.observe(said.pause_s)
 
     def exposition(self, of_jobs: bool) -> bytes:
         """How the daemon does, and with `of_jobs` the sums over all jobs, in Prometheus' text format. Reads the

@@ -33,9 +33,11 @@ _TEXT = {"type": "string", "maxLength": codec.MAX_TEXT, "description": "Printabl
 _NARROWER: dict[tuple[Any, str], Schema] = {
     **{
         (kind, "version"): {"minimum": codec.OLDEST}
-        for kind in (messages.Registration, messages.Reports, messages.Phase)
+        for kind in (messages.Registration, messages.Reports, messages.Happening, messages.Rate, messages.Phase)
     },
-    (messages.Phase, "phase"): {"enum": list(messages.PHASES)},
+    (messages.Happening, "what"): {"enum": list(messages.HAPPENINGS)},
+    (messages.Rate, "of"): {"enum": list(messages.RATES)},
+    (messages.Phase, "phase"): {"enum": [*messages.HAPPENINGS, messages.CHECKPOINTED]},
 }
 _SECURITY = {
     Caller.USER.value: {

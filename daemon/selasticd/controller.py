@@ -22,14 +22,14 @@ from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import (
-    CHECKPOINTED,
     ENDING,
     FINISHED,
     STALLED,
     STEPS_AGAIN,
     Grant,
-    Phase,
+    Happening,
     Piece,
+    Rate,
     Registration,
     Resize,
 )
@@ -137,44 +137,41 @@ class DaemonController:
         about = {"JOB": job_id, "RESIZE": resize.id if resize else 0}
         log.warning("job %d: %s; it is not resized", job_id, sentence, extra=about)
 
-    def phase(self, job_id: int, phase: Phase) -> None:
-        """A resize has reached a phase, or the training has changed without one (resize 0)."""
+    def happened(self, job_id: int, said: Happening) -> None:
+        """A resize has come further, or something has happened without one (resize 0)."""
         now = self.clock()
-        if phase.phase == CHECKPOINTED:
-            self._note_checkpoint(job_id, phase, now)
-            return
-        if phase.phase in (ResizeState.RUNNING, STALLED):
-            phase = replace(phase, pause_s=min(phase.pause_s, self._known_for_s(job_id, now)))
-        at = phase.at if now - SKEW_S < phase.at <= now else now
-        resize = self.store.resizes.get(phase.resize) if phase.resize else None
+        if said.what in (ResizeState.RUNNING, STALLED):
+            said = replace(said, pause_s=min(said.pause_s, self._known_for_s(job_id, now)))
+        at = said.at if now - SKEW_S < said.at <= now else now
+        resize = self.store.resizes.get(said.resize) if said.resize else None
         held: tuple[Piece, ...] = ()
-        if phase.phase == ResizeState.RUNNING and phase.pieces:
+        if said.what == ResizeState.RUNNING and said.pieces:
             job = self.jobs.latest().jobs.get(job_id)
-            held = self._held(job, phase.pieces) if job is not None else ()
-        if phase.phase == ResizeState.RUNNING:
+            held = self._held(job, said.pieces) if job is not None else ()
+        if said.what == ResizeState.RUNNING:
             # The allocation before the resize: see Rounds._look.
             reason = resize.reason if resize else self._restart_reason(job_id)
-            step, samples = (phase.step - 1, phase.samples) if phase.step else (None, None)
+            step, samples = (said.step - 1, said.samples) if said.step else (None, None)
             self.store.allocations.note(
-                job_id, phase.generation, phase.pieces, phase.batch, at, phase.pause_s, reason, phase.resize,
+                job_id, said.generation, said.pieces, said.batch, at, said.pause_s, reason, said.resize,
                 step=step, samples=samples, held=held,
             )  # fmt: skip
             if step is not None and samples is not None:
-                self.store.allocations.note_progress(job_id, phase.generation, step, samples)
-        elif phase.phase == FINISHED:
-            if phase.step:
-                self.store.allocations.note_progress(job_id, phase.generation, phase.step, phase.samples)
+                self.store.allocations.note_progress(job_id, said.generation, step, samples)
+        elif said.what == FINISHED:
+            if said.step:
+                self.store.allocations.note_progress(job_id, said.generation, said.step, said.samples)
             self.store.allocations.clear_in_use(job_id, at)
-            self.registry.finished(job_id, phase.exit_code)
-        elif phase.phase in (STALLED, STEPS_AGAIN):
-            self.store.allocations.stall(job_id, at - phase.pause_s if phase.phase == STALLED else 0.0)
-        elif phase.phase == ENDING:
+            self.registry.finished(job_id, said.exit_code)
+        elif said.what in (STALLED, STEPS_AGAIN):
+            self.store.allocations.stall(job_id, at - said.pause_s if said.what == STALLED else 0.0)
+        elif said.what == ENDING:
             self.registry.ends(job_id)
-        self._note_reach(job_id, phase, now)
-        if resize is not None and phase.phase not in (FINISHED, STALLED, STEPS_AGAIN, ENDING):
-            self.store.resizes.advance(phase.resize, ResizeState(phase.phase), phase.detail, at=now)
-        self._record(job_id, phase, now)
-        if phase.phase in (
+        self._note_reach(job_id, said, now)
+        if resize is not None and said.what not in (FINISHED, STALLED, STEPS_AGAIN, ENDING):
+            self.store.resizes.advance(said.resize, ResizeState(said.what), said.detail, at=now)
+        self._record(job_id, said, now)
+        if said.what in (
             ResizeState.SAVED,
             ResizeState.RUNNING,
             ResizeState.FAILED,
@@ -182,34 +179,34 @@ class DaemonController:
             FINISHED,
             STALLED,
         ):
-            self.wake(phase.phase)
+            self.wake(said.what)
 
     def _known_for_s(self, job_id: int, now: float) -> float:
         """Seconds since it was submitted, as far as that is known: no pause of it was longer."""
         job = self.store.jobs.get(job_id)
         return max(0.0, now - (job.submit_time if job is not None else now))
 
-    def _note_checkpoint(self, job_id: int, phase: Phase, now: float) -> None:
-        """No event: it may come every few minutes, and only the last one counts."""
+    def rated(self, job_id: int, rate: Rate) -> None:
+        """What checkpoints cost. No event: it may come every few minutes, and only the last one counts."""
         job = self.store.jobs.get(job_id)
         failure_s = self.rounds.costs.node_failure_s(job.partition) if job is not None else 0.0
-        cost = phase.megabytes, phase.pause_s, phase.write_s, phase.every_s
-        self.store.outcomes.note_checkpoint(CheckpointRow(job_id, now, *cost, failure_s))
+        cost = rate.megabytes, rate.pause_s, rate.write_s, rate.every_s
+        self.store.outcomes.note_checkpoint(CheckpointRow(job_id, self.clock(), *cost, failure_s))
 
-    def _note_reach(self, job_id: int, phase: Phase, now: float) -> None:
+    def _note_reach(self, job_id: int, said: Happening, now: float) -> None:
         """What the job has found out about the network between its hosts counts for its user's jobs."""
         job = self.store.jobs.get(job_id)
         if job is None:
             return
-        if phase.phase == ResizeState.RUNNING:
-            self.store.host_pairs.note_reached(job.user, {node for piece in phase.pieces for node in piece.nodes})
-        elif phase.phase == ResizeState.FAILED and phase.unreached:
+        if said.what == ResizeState.RUNNING:
+            self.store.host_pairs.note_reached(job.user, {node for piece in said.pieces for node in piece.nodes})
+        elif said.what == ResizeState.FAILED and said.unreached:
             nodes = self.jobs.latest().nodes
-            known = [pair for pair in phase.unreached if pair.host in nodes and pair.other in nodes]
+            known = [pair for pair in said.unreached if pair.host in nodes and pair.other in nodes]
             for pair in self.store.host_pairs.note(job.user, known, now):
                 if until := left_out_until(pair):
                     words = "hosts %s and %s do not reach each other (%s): no job of %s is put on both for %.0f s"
-                    about = {"JOB": job_id, "RESIZE": phase.resize, "USER": pair.user}
+                    about = {"JOB": job_id, "RESIZE": said.resize, "USER": pair.user}
                     log.warning(words, pair.host, pair.other, pair.address, pair.user, until - now, extra=about)
 
     def resize(self, job_id: int) -> Resize | None:
@@ -354,29 +351,29 @@ class DaemonController:
         """Why training starts again without a resize. A job that was not managed has no allocation yet."""
         return "restart" if self.store.allocations.rows(job_id) else "registered"
 
-    def _record(self, job_id: int, phase: Phase, now: float) -> None:
+    def _record(self, job_id: int, said: Happening, now: float) -> None:
         detail: dict[str, Any] = {
-            "resize": phase.resize,
-            "generation": phase.generation,
-            "gpus": sum(piece.gpus for piece in phase.pieces),
-            "batch": phase.batch,
+            "resize": said.resize,
+            "generation": said.generation,
+            "gpus": sum(piece.gpus for piece in said.pieces),
+            "batch": said.batch,
         }
-        if phase.phase == ResizeState.RUNNING:
-            detail |= {"pause_s": phase.pause_s, "step": phase.step, "samples": phase.samples}
-        if phase.phase == FINISHED:
-            detail["exit_code"] = phase.exit_code
-        if phase.detail:
-            detail["detail"] = phase.detail
-        self.store.events.add(job_id, _event_of(phase), "supervisor", detail, now)
-        about = {"JOB": job_id, "RESIZE": phase.resize}
-        log.info("job %d: %s%s", job_id, phase.phase, f" ({phase.detail})" if phase.detail else "", extra=about)
+        if said.what == ResizeState.RUNNING:
+            detail |= {"pause_s": said.pause_s, "step": said.step, "samples": said.samples}
+        if said.what == FINISHED:
+            detail["exit_code"] = said.exit_code
+        if said.detail:
+            detail["detail"] = said.detail
+        self.store.events.add(job_id, _event_of(said), "supervisor", detail, now)
+        about = {"JOB": job_id, "RESIZE": said.resize}
+        log.info("job %d: %s%s", job_id, said.what, f" ({said.detail})" if said.detail else "", extra=about)
 
 
-def _event_of(phase: Phase) -> EventKind:
-    if phase.phase in (FINISHED, STALLED, STEPS_AGAIN, ENDING):
-        return EventKind(phase.phase)
-    state = ResizeState(phase.phase)
-    by_itself = state is ResizeState.RUNNING and not phase.resize
+def _event_of(said: Happening) -> EventKind:
+    if said.what in (FINISHED, STALLED, STEPS_AGAIN, ENDING):
+        return EventKind(said.what)
+    state = ResizeState(said.what)
+    by_itself = state is ResizeState.RUNNING and not said.resize
     return EventKind.RUNNING if by_itself else EventKind.of(state)
 
 

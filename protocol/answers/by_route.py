@@ -75,6 +75,8 @@ class Pinned:
 ANSWERS: dict[Route, type[Any]] = {
     routes.REGISTER: messages.Grant,
     routes.REPORTS: Stored,
+    routes.HAPPENINGS: Taken,
+    routes.RATES: Taken,
     routes.PHASES: Taken,
     routes.RESIZE: messages.Resize,
     routes.PIN: Pinned,

@@ -148,8 +148,16 @@ METRICS = Route("metrics", "GET", "/metrics", "Prometheus metrics", caller=Calle
 REGISTER = Route(
     "register", "POST", "/v1/jobs/{job_id}/register", "Register a job's supervisor", message=messages.Registration
 )
+HAPPENINGS = Route(
+    "happenings", "POST", "/v1/jobs/{job_id}/happenings", "How far a resize has come, or what else has happened",
+    caller=Caller.JOB, message=messages.Happening,
+)  # fmt: skip
+RATES = Route(
+    "rates", "POST", "/v1/jobs/{job_id}/rates", "How often something is done, and what it costs",
+    caller=Caller.JOB, message=messages.Rate,
+)  # fmt: skip
 PHASES = Route(
-    "phases", "POST", "/v1/jobs/{job_id}/phases", "How far a resize has come",
+    "phases", "POST", "/v1/jobs/{job_id}/phases", "Both, as supervisors of 0.2 say them",
     caller=Caller.JOB, message=messages.Phase,
 )  # fmt: skip
 PIN = Route("pin", "POST", "/v1/jobs/{job_id}/pin", "Hold a job at a size, or let it go", message=messages.Pin)
@@ -175,7 +183,7 @@ PROBED = Route("probed", "POST", "/v1/probe", "What it has found now", message=m
 USAGE = Route("usage", "GET", "/v1/report", "How jobs have gone", query=WindowQuery)
 
 ROUTES = (
-    *(REPORTS, RESIZE, HEALTH, OPENAPI, METRICS, REGISTER, PHASES, PIN),
+    *(REPORTS, RESIZE, HEALTH, OPENAPI, METRICS, REGISTER, HAPPENINGS, RATES, PHASES, PIN),
     *(STATUS, JOB, EXPLAIN, PREDICT, EVENTS, ACCT, PLAN, REVIEW, USAGE, HOSTS, CLEAR_HOSTS, PREDICTIONS),
     *(PROBES, PROBED, ADVICE),
 )

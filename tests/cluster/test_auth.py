@@ -142,7 +142,7 @@ def test_a_second_user_cannot_report_for_anothers_job(world: World) -> None:
     own = world.games.post(f"/v1/jobs/{world.games_job}/register", to_json(_trained_on(world.daemon, world.games_job)))[
         "token"
     ]
-    for what in ("reports", "phases"):
+    for what in ("reports", "happenings", "rates", "phases"):
         with pytest.raises(NotAllowed, match="the token is not known"):
             world.games.post(f"/v1/jobs/{world.roots_job}/{what}", _reports(), token=own)
     with pytest.raises(NotAllowed, match="the token is not known"):

@@ -80,7 +80,7 @@ def test_grows_by_a_companion_and_shrinks_in_place(start: Start) -> None:
     job.slurm("scontrol", "update", f"JobId={job.id}", f"NodeList={left.nodes[0]}")
     job.slurm("scancel", str(companion.slurm_job_id))
     wait_until(lambda: not job.others(), 30, job.others)
-    job.resize(job.daemon.phases[-1].pieces, Shape(1, 1, 1), batch=16)
+    job.resize(job.daemon.happenings[-1].pieces, Shape(1, 1, 1), batch=16)
     job.finish()
     wait_until(lambda: not job.others(), 30, job.others)
     assert "starting again" not in job.text()
@@ -142,7 +142,7 @@ def test_killed_worker_and_cancelled_companion(start: Start) -> None:
     job.says("2 workers (1 x 1 of base, 1 x 1 of companion), from checkpoint")
     job.slurm("scancel", str(companion))
     job.says("2 -> 1 workers")
-    wait_until(lambda: job.daemon.phases[-1].pieces == base, 30, job.daemon.told)
+    wait_until(lambda: job.daemon.happenings[-1].pieces == base, 30, job.daemon.told)
     job.finish()
     assert job.text().count("starting again") == 1
 

@@ -20,7 +20,7 @@ from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.codec import VERSION, to_json
 from slurm_elastic.protocol.errors import NotAllowed
-from slurm_elastic.protocol.messages import Phase, Piece, Registration
+from slurm_elastic.protocol.messages import Happening, Piece, Registration
 
 SECRET = "secret-name"
 """Name of root's job: games must not find it anywhere."""
@@ -105,9 +105,9 @@ def test_pieces_of_another_user_cannot_be_claimed(selasticd: Selasticd, games: S
         row = selasticd.client().get(f"/v1/jobs/{job}") or {}
         assert row["generation"] is None, "a supervisor that was refused speaks for the job"
         token = register(games, job, own)
-        claim = Phase(0, "running", 2, (own, stolen), 240, time.time())
+        claim = Happening(0, "running", 2, (own, stolen), 240, time.time())
         with pytest.raises(NotAllowed, match=f"piece {companion.job_id} is another user's job"):
-            games.post(f"/v1/jobs/{job}/phases", to_json(claim), token=token)
+            games.post(f"/v1/jobs/{job}/happenings", to_json(claim), token=token)
         with pytest.raises(NotAllowed, match=f"job {root} belongs to another user"):
             register(games, root, own)
     assert selasticd.trains_on(job) == 4
@@ -137,11 +137,11 @@ def test_a_phase_of_anothers_resize_is_refused(selasticd: Selasticd, games: Seco
     [order] = [event["detail"]["resize"] for event in told["events"] if event["kind"] == "resize_issued"]
     before = queue(selasticd)
     for phase in ("running", "failed", "withdrawn", "finished"):
-        forged = Phase(order, phase, 2, (own,), 240, time.time())
+        forged = Happening(order, phase, 2, (own,), 240, time.time())
         with pytest.raises(NotAllowed, match=f"resize {order} is another job's"):
-            games.post(f"/v1/jobs/{job}/phases", to_json(forged), token=token)
+            games.post(f"/v1/jobs/{job}/happenings", to_json(forged), token=token)
         with pytest.raises(NotAllowed, match="the token is not known"):
-            games.post(f"/v1/jobs/{root}/phases", to_json(forged), token=token)
+            games.post(f"/v1/jobs/{root}/happenings", to_json(forged), token=token)
     with pytest.raises(NotAllowed, match="the token is not known"):
         games.get(f"/v1/jobs/{root}/resize", token=token)
     assert queue(selasticd) == before

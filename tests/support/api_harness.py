@@ -30,7 +30,7 @@ from slurm_elastic.protocol.answers.history import PlanNote
 from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.request_proof import JobKey
 from slurm_elastic.protocol.codec import VERSION, to_json
-from slurm_elastic.protocol.messages import Grant, Phase, Piece, Registration, Report, Resize
+from slurm_elastic.protocol.messages import Grant, Happening, Piece, Rate, Registration, Report, Resize
 
 ADA, BOB, ROOT = 1000, 2000, 0
 BASE = Piece(7, "base", ("n1",), 4)
@@ -102,8 +102,11 @@ class FakeController:
     def not_understood(self, job_id: int, sentence: str) -> None:
         self.calls.append(("not understood", job_id, sentence))
 
-    def phase(self, job_id: int, phase: Phase) -> None:
-        self.calls.append(("phase", job_id, phase))
+    def happened(self, job_id: int, happening: Happening) -> None:
+        self.calls.append(("happened", job_id, happening))
+
+    def rated(self, job_id: int, rate: Rate) -> None:
+        self.calls.append(("rated", job_id, rate))
 
     async def wait_resize(self, job_id: int, after: int, timeout: float) -> Resize | None:
         deadline = time.monotonic() + timeout

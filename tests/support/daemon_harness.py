@@ -31,7 +31,7 @@ from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed
-from slurm_elastic.protocol.messages import Phase, Piece, Registration, Report, Resize, Shape
+from slurm_elastic.protocol.messages import Happening, Piece, Registration, Report, Resize, Shape
 
 REQUEST = "elastic:gpus=4-24,step=4,batch=240-3840"
 USER = "games"
@@ -354,9 +354,9 @@ class Supervisor:
 
     def _tell(self, phase: str, resize_id: int) -> None:
         self.told.append(phase)
-        self.world.controller.phase(
+        self.world.controller.happened(
             self.job_id,
-            Phase(resize_id, phase, self.generation, self.pieces, self.batch, self.world.slurm.now, pause_s=0.1),
+            Happening(resize_id, phase, self.generation, self.pieces, self.batch, self.world.slurm.now, pause_s=0.1),
         )
 
 

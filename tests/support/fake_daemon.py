@@ -15,7 +15,7 @@ from waiting import wait_until
 from slurm_elastic.protocol import codec
 from slurm_elastic.protocol.api import answer_proof, munge
 from slurm_elastic.protocol.api.request_proof import JobProofs
-from slurm_elastic.protocol.messages import Grant, Phase, Piece, Registration, Report, Reports, Resize, Shape
+from slurm_elastic.protocol.messages import Grant, Happening, Piece, Rate, Registration, Report, Reports, Resize, Shape
 
 
 class FakeDaemon:
@@ -23,7 +23,8 @@ class FakeDaemon:
 
     def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
         self.registrations: list[Registration] = []
-        self.phases: list[Phase] = []
+        self.happenings: list[Happening] = []
+        self.rates: list[Rate] = []
         self.reports: list[Report] = []
         self._current: Resize | None = None
         self._changed = threading.Condition()
@@ -89,16 +90,16 @@ class FakeDaemon:
             self._changed.notify_all()
         return resize
 
-    def wait_phase(self, resize_id: int, phase: str, timeout: float = 60) -> Phase:
+    def wait_phase(self, resize_id: int, phase: str, timeout: float = 60) -> Happening:
         """The first such phase, once it has come."""
 
-        def find() -> Phase | None:
-            return next((p for p in list(self.phases) if (p.resize, p.phase) == (resize_id, phase)), None)
+        def find() -> Happening | None:
+            return next((p for p in list(self.happenings) if (p.resize, p.what) == (resize_id, phase)), None)
 
         found = wait_until(
             find,
             timeout,
-            lambda: f"{phase} of {resize_id}; seen: {[(p.resize, p.phase, p.detail) for p in self.phases]}",
+            lambda: f"{phase} of {resize_id}; seen: {[(p.resize, p.what, p.detail) for p in self.happenings]}",
         )
         assert found is not None
         return found
@@ -112,14 +113,14 @@ class FakeDaemon:
         """The number of the last resize that was handed out."""
         return self._current.id if self._current else 0
 
-    def ended(self, resize_id: int) -> Phase | None:
+    def ended(self, resize_id: int) -> Happening | None:
         """How a resize has ended, if it has."""
         over = ("running", "failed", "withdrawn")
-        return next((one for one in list(self.phases) if one.resize == resize_id and one.phase in over), None)
+        return next((one for one in list(self.happenings) if one.resize == resize_id and one.what in over), None)
 
     def told(self) -> list[tuple[int, str]]:
         """(resize, phase) in the order of arrival."""
-        return [(phase.resize, phase.phase) for phase in self.phases]
+        return [(phase.resize, phase.what) for phase in self.happenings]
 
     def _answer(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
         url = urlsplit(request.path)
@@ -135,8 +136,10 @@ class FakeDaemon:
             answer = codec.to_json(Grant(f"t{self._token}", True, "", 0.5))
         elif not known:
             code, answer = 401, b'{"error": "unknown token"}'
-        elif what == "phases":
-            self.phases.append(codec.from_json(Phase, body))
+        elif what == "happenings":
+            self.happenings.append(codec.from_json(Happening, body))
+        elif what == "rates":
+            self.rates.append(codec.from_json(Rate, body))
         elif what == "reports":
             self.reports.extend(codec.from_json(Reports, body).reports)
         else:

@@ -18,7 +18,7 @@ from local_run import children, workers_of
 from training import on
 from training_ground import LocalTraining
 
-from slurm_elastic.protocol.messages import Phase, Piece, Shape
+from slurm_elastic.protocol.messages import Happening, Piece, Shape
 
 SCRIPT = """
 import ctypes, gc, os, sys, time, torch
@@ -85,10 +85,10 @@ class ResizedTraining(LocalTraining):
         self._resize(self.base)
         return ""
 
-    def _resize(self, keep: tuple[Piece, ...], *add: Shape, batch: int = 0) -> Phase:
+    def _resize(self, keep: tuple[Piece, ...], *add: Shape, batch: int = 0) -> Happening:
         ended = self.training.resize(keep, *add, batch=batch, steps=0)
         # The daemon of this test would remember what it was told.
-        self.training.daemon.phases[:-1], self.training.daemon.reports[:] = [], []
+        self.training.daemon.happenings[:-1], self.training.daemon.reports[:] = [], []
         return ended
 
     def settle(self) -> bool:

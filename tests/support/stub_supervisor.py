@@ -59,7 +59,7 @@ class Stub:
         self.last = 0
         self.gone = False
         self.reported = 0.0
-        self.owed: list[messages.Phase] = []
+        self.owed: list[messages.Happening] = []
         self.path = f"/v1/jobs/{self.job_id}"
 
     def log(self, text: str) -> None:
@@ -187,10 +187,12 @@ class Stub:
         told = codec.decode(Resize, answer) if answer is not None else None
         return told is not None and told.withdrawn and told.id == resize.id
 
-    def tell(self, resize_id: int, phase: str, detail: str = "") -> None:
-        self.log(f"{phase} {sum(piece.gpus for piece in self.pieces)}")
+    def tell(self, resize_id: int, what: str, detail: str = "") -> None:
+        self.log(f"{what} {sum(piece.gpus for piece in self.pieces)}")
         self.owed.append(
-            messages.Phase(resize_id, phase, self.generation, self.pieces, self.batch, time.time(), 0.05, detail=detail)
+            messages.Happening(
+                resize_id, what, self.generation, self.pieces, self.batch, time.time(), 0.05, detail=detail
+            )
         )
         try:
             self.settle_debts()
@@ -201,7 +203,7 @@ class Stub:
         """Phases reach the daemon in order, however often it dies in between."""
         while self.owed:
             try:
-                self.client.post(f"{self.path}/phases", codec.to_json(self.owed[0]), token=self.token)
+                self.client.post(f"{self.path}/happenings", codec.to_json(self.owed[0]), token=self.token)
             except (DaemonUnreachable, NotAllowed):
                 raise
             except ElasticError as error:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurm_elastic.protocol.messages import Piece, Resize, Shape
-from slurm_elastic.trainer_shim.allocation.pieces.actions import Action, Exit, LaunchAgents, ReportPhase
+from slurm_elastic.protocol.messages import Happening, Piece, Resize, Shape
+from slurm_elastic.trainer_shim.allocation.pieces.actions import Action, Exit, LaunchAgents, Tell
 from slurm_elastic.trainer_shim.allocation.pieces.events import (
     AgentUp,
     CompanionGranted,
@@ -58,7 +58,8 @@ class Drive:
         return [action for action in self.fresh if isinstance(action, kind)]
 
     def phases(self, resize_id: int) -> list[str]:
-        return [action.phase.phase for action in self.every(ReportPhase) if action.phase.resize == resize_id]
+        said = [action.said for action in self.every(Tell)]
+        return [one.what for one in said if isinstance(one, Happening) and one.resize == resize_id]
 
     def worlds(self, generation: int) -> dict[str, dict[str, Any]]:
         """worker -> its world message of that generation."""

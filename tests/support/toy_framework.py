@@ -41,7 +41,7 @@ class Count(Part[Holding]):
     def _go_over(self) -> None:
         context, change = self._context, self._context.begin()
         context.go_over()
-        context.report_phase(change.id, "running", change.reason)
+        context.tell(change.id, "running", change.reason)
         self._say()
         context.emit(events.BeginWaitingResize())
 

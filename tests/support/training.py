@@ -15,7 +15,7 @@ import audited
 from fake_daemon import FakeDaemon
 from waiting import wait_until
 
-from slurm_elastic.protocol.messages import Phase, Piece, Shape
+from slurm_elastic.protocol.messages import Happening, Piece, Shape
 from slurm_elastic.trainer_shim.training import audit
 
 T = TypeVar("T")
@@ -113,19 +113,19 @@ class Training:
         self.daemon.order(number, self.id, keep, add, batch, wait)
         return number
 
-    def resize(self, keep: tuple[Piece, ...], *add: Shape, batch: int = 0, steps: int = 3) -> Phase:
+    def resize(self, keep: tuple[Piece, ...], *add: Shape, batch: int = 0, steps: int = 3) -> Happening:
         """Order a resize, and wait until so many more steps are done with it."""
         return self.resized(self.order(keep, *add, batch=batch), steps)
 
-    def resized(self, number: int, steps: int = 3) -> Phase:
+    def resized(self, number: int, steps: int = 3) -> Happening:
         """The resize ends well, and so many more steps are done with it."""
         ended = self.over(number)
-        assert ended.phase == "running", f"{ended}\n{self.story()}"
+        assert ended.what == "running", f"{ended}\n{self.story()}"
         if steps:
             self.trains_past(ended.step + steps)
         return ended
 
-    def over(self, number: int) -> Phase:
+    def over(self, number: int) -> Happening:
         """How the resize ends."""
         ended = self.wait_for(lambda: self.daemon.ended(number), 180, every=0.01)
         assert ended is not None

@@ -66,7 +66,7 @@ class LocalTraining(Ground):
         (self.folder / "train.py").write_text(self.script)
         self.training = Run(self.folder, *self.words, env=self.env, daemon=FakeDaemon())
         self.training.base()
-        self.training.wait_for(lambda: self.training.daemon.phases, PATIENCE_S)
+        self.training.wait_for(lambda: self.training.daemon.happenings, PATIENCE_S)
 
     def close(self) -> None:
         if hasattr(self, "training"):
@@ -107,7 +107,7 @@ class KilledTraining(LocalTraining):
         grows = self.order()
         if self.victim:
             time.sleep(self.chance.random() * (3.0 if grows else 0.1))
-        return self.training.daemon.phases[-1].phase
+        return self.training.daemon.happenings[-1].what
 
     def order(self) -> bool:
         """A resize; whether something joins."""
@@ -127,9 +127,9 @@ class KilledTraining(LocalTraining):
         return tuple(keep), (shape,) if grow else ()
 
     def _pieces(self) -> tuple[Piece, ...]:
-        phases = self.training.daemon.phases
+        phases = self.training.daemon.happenings
         return self.training.wait_for(
-            lambda: next((p.pieces for p in reversed(phases) if p.phase == "running"), ()), PATIENCE_S
+            lambda: next((p.pieces for p in reversed(phases) if p.what == "running"), ()), PATIENCE_S
         )
 
     def kill(self) -> None:
@@ -155,7 +155,7 @@ class KilledTraining(LocalTraining):
     def settle(self) -> bool:
         if self.before:
             self.order()
-        done = self.training.over(self.ordered).phase == "running"
+        done = self.training.over(self.ordered).what == "running"
         self.refused += not done
         return done
 

@@ -1,6 +1,6 @@
 """The supervisor's connection to selasticd: registers, reports, takes resizes. Two threads; the training never waits.
 
-No daemon, a daemon that comes later, dies, or is started again: nothing is lost but time. Phases are kept in order
+No daemon, a daemon that comes later, dies, or is started again: nothing is lost but time. What happens is kept in order
 and re-sent until acknowledged, reports are kept up to a bound (the oldest go first), the registration is renewed
 whenever the daemon no longer knows the token. What arrives is handed to `resize`, on one of the two threads.
 Where one side does not understand the other, the daemon is told, with what trains then, and the resize under way is
@@ -27,7 +27,9 @@ from slurm_elastic.protocol.messages import (
     STALLED,
     STEPS_AGAIN,
     Grant,
+    Happening,
     Phase,
+    Rate,
     Registration,
     Report,
     Reports,
@@ -35,7 +37,7 @@ from slurm_elastic.protocol.messages import (
 )
 
 MAX_REPORTS = 1000
-MAX_PHASES = 200
+MAX_SAID = 200
 REPORTS_AT_ONCE = 50
 POLL_S = 50.0
 FIRST_BACKOFF_S = 0.5
@@ -43,6 +45,8 @@ MAX_BACKOFF_S = 30.0
 LONGEST_REFUSAL = 1000
 KNOWN_SINCE = {STALLED: 3, STEPS_AGAIN: 3, CHECKPOINTED: 4, ENDING: 5}
 """The first version of the messages with these phases: an older daemon is not told of them."""
+HAPPENINGS_SINCE = 6
+"""The first version that has `Happening` and `Rate` in place of phases."""
 REFUSAL_S = 3600.0
 """Seconds after which a daemon that is not understood is spoken to again as if it were."""
 
@@ -63,7 +67,7 @@ class DaemonClient:
         self._changed = threading.Condition()
         self._registration: Registration | None = None
         self._grant: Grant | None = None
-        self._phases: deque[Phase] = deque()
+        self._told: deque[Happening | Rate] = deque()
         self._reports: deque[Report] = deque(maxlen=MAX_REPORTS)
         self._closing = self._known = False
         self._seen = (0, False)
@@ -85,13 +89,13 @@ class DaemonClient:
             self._registration = registration
             self._changed.notify_all()
 
-    def report_phase(self, phase: Phase) -> None:
-        """Queue a phase. Before the first registration it is left out: selasticd does not know the job."""
+    def tell(self, said: Happening | Rate) -> None:
+        """Queue it. Before the first registration it is left out: selasticd does not know the job."""
         with self._changed:
             if self._registration is not None:
-                if len(self._phases) == MAX_PHASES:
-                    self._phases.popleft()
-                self._phases.append(phase)
+                if len(self._told) == MAX_SAID:
+                    self._told.popleft()
+                self._told.append(said)
                 self._changed.notify_all()
 
     def report(self, report: Report) -> None:
@@ -103,10 +107,10 @@ class DaemonClient:
         """Send what is queued, if the daemon takes it in time. False: it knew of the job and did not get all."""
         with self._changed:
             if self._grant is not None:
-                self._changed.wait_for(lambda: not self._phases and not self._reports, timeout_s)
+                self._changed.wait_for(lambda: not self._told and not self._reports, timeout_s)
             self._closing = True
             self._changed.notify_all()
-            return not self._known or not (self._phases or self._reports)
+            return not self._known or not (self._told or self._reports)
 
     # --- sending ----------------------------------------------------------------------------------------------
 
@@ -141,7 +145,7 @@ class DaemonClient:
                     self._closing
                     or (
                         self._registration is not None
-                        and (self._grant is None or bool(self._phases) or bool(self._reports))
+                        and (self._grant is None or bool(self._told) or bool(self._reports))
                     )
                 )
             )
@@ -176,14 +180,13 @@ class DaemonClient:
 
     def _deliver(self, grant: Grant) -> None:
         with self._changed:
-            phase = self._phases[0] if self._phases else None
-            reports = () if phase else tuple(self._reports)[:REPORTS_AT_ONCE]
-        if phase is not None:
-            if grant.version >= KNOWN_SINCE.get(phase.phase, 0):
-                self._client.call(routes.PHASES, self._job_id, message=phase, token=grant.token)
+            said = self._told[0] if self._told else None
+            reports = () if said else tuple(self._reports)[:REPORTS_AT_ONCE]
+        if said is not None:
+            self._deliver_one(grant, said)
             with self._changed:
-                if self._phases and self._phases[0] is phase:
-                    self._phases.popleft()
+                if self._told and self._told[0] is said:
+                    self._told.popleft()
                 self._changed.notify_all()
         elif reports:
             self._client.call(routes.REPORTS, self._job_id, message=Reports(reports), token=grant.token)
@@ -193,11 +196,20 @@ class DaemonClient:
                         self._reports.popleft()
                 self._changed.notify_all()
 
+    def _deliver_one(self, grant: Grant, said: Happening | Rate) -> None:
+        if grant.version >= HAPPENINGS_SINCE:
+            route = routes.RATES if isinstance(said, Rate) else routes.HAPPENINGS
+            self._client.call(route, self._job_id, message=said, token=grant.token)
+            return
+        phase = Phase.of(said)
+        if grant.version >= KNOWN_SINCE.get(phase.phase, 0):
+            self._client.call(routes.PHASES, self._job_id, message=phase, token=grant.token)
+
     def _give_up_on_first(self) -> None:
         """The daemon would refuse it again, and nothing behind it would ever arrive."""
         with self._changed:
-            if self._grant is not None and self._phases:
-                self._phases.popleft()
+            if self._grant is not None and self._told:
+                self._told.popleft()
             elif self._grant is not None:
                 self._reports.clear()
             self._changed.notify_all()

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from slurm_elastic.protocol import codec
 from slurm_elastic.protocol.json_lines import Malformed, Message
 from slurm_elastic.protocol.message_fields import name_of, records, text, texts, whole
+from slurm_elastic.protocol.messages import Happening
 from slurm_elastic.protocol.version import build, version
 
 from ..control import job_key
@@ -193,10 +194,12 @@ class Driver:
             known = dataclasses.replace(known, program=program(options.command), request=options.request)
             self._daemon.update_registration(dataclasses.replace(known, release=version()))
 
-    def _report_phase(self, action: actions.ReportPhase) -> None:
+    def _tell(self, action: actions.Tell) -> None:
         if self._daemon is not None:
-            detail = codec.printable(action.phase.detail)
-            self._daemon.report_phase(dataclasses.replace(action.phase, at=time.time(), detail=detail))
+            said = action.said
+            if isinstance(said, Happening):
+                said = dataclasses.replace(said, at=time.time(), detail=codec.printable(said.detail))
+            self._daemon.tell(said)
 
     def _print(self, line: str) -> None:
         """Print a line for people; from any thread."""
@@ -244,7 +247,7 @@ class Driver:
         actions.CancelCompanion: lambda self, action: self._launcher.cancel(action.slurm_job_id),
         actions.RetainJobs: _retain,
         actions.UpdateRegistration: _update_registration,
-        actions.ReportPhase: _report_phase,
+        actions.Tell: _tell,
         actions.Print: lambda self, action: self._print(action.text),
         actions.StartOver: _start_over,
         actions.Exit: lambda self, action: self._exit(action),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_elastic.protocol.errors import ElasticError
-from slurm_elastic.protocol.messages import Phase, Registration, Report, Resize, Shape
+from slurm_elastic.protocol.messages import Happening, Rate, Registration, Report, Resize, Shape
 
 from ..allocation.daemon_client import Connect, DaemonClient
 from ..supervisor import cli
@@ -33,16 +33,18 @@ class Director(DaemonClient):
     def close(self, timeout_s: float = 3.0) -> bool:
         return True
 
-    def report_phase(self, phase: Phase) -> None:
-        if phase.phase == "failed":
+    def tell(self, said: Happening | Rate) -> None:
+        if isinstance(said, Rate):
+            return
+        if said.what == "failed":
             self._failed.touch()
-        if phase.phase != "running":
+        if said.what != "running":
             return
         self._worlds += 1
         if self._worlds == 1:
-            self._resize(Resize(1, 0, phase.pieces, (Shape(1, 1),), 2, 0, "grow_idle", 60.0))
+            self._resize(Resize(1, 0, said.pieces, (Shape(1, 1),), 2, 0, "grow_idle", 60.0))
         elif self._worlds == 3:  # the first one, the one that grew, the one after the kill
-            self._resize(Resize(2, 0, phase.pieces[:1], (), 1, 0, "grow_idle", 60.0))
+            self._resize(Resize(2, 0, said.pieces[:1], (), 1, 0, "grow_idle", 60.0))
 
 
 def main() -> int:

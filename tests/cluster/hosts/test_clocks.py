@@ -43,7 +43,7 @@ def test_a_node_whose_clock_is_wrong_is_resized_as_long_as_munge_takes_it(hosts:
         clock.set(3600)
         number = job.order(base, on("n3"))
         refused = wait_until(
-            lambda: [p for p in list(job.daemon.phases) if p.resize == number and p.detail], 120, job.text
+            lambda: [p for p in list(job.daemon.happenings) if p.resize == number and p.detail], 120, job.text
         )
         assert DIFFER in refused[0].detail, refused
         job.trains_on()

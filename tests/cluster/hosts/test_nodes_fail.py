@@ -79,8 +79,8 @@ def test_in_a_growth(hosts: HostsSandbox, start: Start, what: str, state: str) -
         is_over(hosts, what)
     ended = wait_until(lambda: job.daemon.ended(1), 180, job.story)
     if what == "down" and asked:  # its slurmd lives: where it registers in time, Slurm takes the node back
-        joins = ended.phase == "running"
-    assert (ended.phase == "running") == joins, job.story()
+        joins = ended.what == "running"
+    assert (ended.what == "running") == joins, job.story()
     job.trains_on()
     if joins:
         job.resize(base)
@@ -122,7 +122,7 @@ def test_in_a_shrink(hosts: HostsSandbox, start: Start, what: str, state: str) -
         happens(hosts, what)
     # As failed, where training loses the companion before.
     wait_until(lambda: job.daemon.ended(2), 180, job.story)
-    wait_until(lambda: job.daemon.phases[-1].pieces == base, 120, job.story)
+    wait_until(lambda: job.daemon.happenings[-1].pieces == base, 120, job.story)
     job.trains_on()
     release(job)
     job.gives_back()

@@ -19,7 +19,7 @@ from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codec import to_json
-from slurm_elastic.protocol.messages import Phase, Reports
+from slurm_elastic.protocol.messages import Happening, Reports
 
 FOLDER = Path("packaging/monitoring")
 RULES = [rule for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
@@ -39,8 +39,8 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str,
         order = store.resizes.begin(RESIZE, 1.0)
         headers = {"Authorization": f"Bearer {store.tokens.mint(7, ADA)}"}
         assert http.post("/v1/jobs/7/reports", content=to_json(Reports((REPORT,))), headers=headers).status_code == 202
-        phase = to_json(Phase(order.id, "running", 2, (BASE,), 64, 5.0, pause_s=0.4))
-        assert http.post("/v1/jobs/7/phases", content=phase, headers=headers).status_code == 200
+        phase = to_json(Happening(order.id, "running", 2, (BASE,), 64, 5.0, pause_s=0.4))
+        assert http.post("/v1/jobs/7/happenings", content=phase, headers=headers).status_code == 200
         text = http.get("/metrics", headers={"Authorization": f"Test {ADA}"}).text
     found: dict[str, list[dict[str, str]]] = {}
     for family in text_string_to_metric_families(text):

@@ -74,15 +74,15 @@ def test_what_is_not_an_object_is_refused(body: bytes) -> None:
 
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), lambda inner: (
-    st.lists(inner) | st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(messages.Phase)]), inner)
+    st.lists(inner) | st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(messages.Happening)]), inner)
 ), max_leaves=20))  # fmt: skip
 def test_any_parsed_json_is_either_a_phase_or_refused(data: object) -> None:
     """The decoder has no third outcome."""
     try:
-        phase = codec.decode(messages.Phase, data)
+        phase = codec.decode(messages.Happening, data)
     except codec.WireError:
         return
-    assert isinstance(phase, messages.Phase)
+    assert isinstance(phase, messages.Happening)
 
 
 WRITTEN: dict[str, Any] = json.loads(Path(__file__).with_name("messages_of_version_2.json").read_text())
@@ -138,11 +138,11 @@ def test_fields_that_an_older_version_lacks_have_defaults(kind: type[Any]) -> No
 
 def test_a_phase_without_an_exit_code_is_one_of_zero() -> None:
     """Supervisors that do not know the field yet are understood; a code that is no whole number from 0 is refused."""
-    phase = messages.Phase(0, "finished", 3, (), 64, 1.5, exit_code=143)
-    assert codec.from_json(messages.Phase, codec.to_json(phase)) == phase
+    phase = messages.Happening(0, "finished", 3, (), 64, 1.5, exit_code=143)
+    assert codec.from_json(messages.Happening, codec.to_json(phase)) == phase
     data = dataclasses.asdict(phase) | {"pieces": [], "unreached": []}
     del data["exit_code"]
-    assert codec.decode(messages.Phase, data).exit_code == 0
+    assert codec.decode(messages.Happening, data).exit_code == 0
     for wrong in (-15, 1.5, "1", None):
-        with pytest.raises(codec.WireError, match=r"Phase\.exit_code"):
-            codec.decode(messages.Phase, {**data, "exit_code": wrong})
+        with pytest.raises(codec.WireError, match=r"Happening\.exit_code"):
+            codec.decode(messages.Happening, {**data, "exit_code": wrong})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_elastic.protocol.messages import Phase, Piece, Registration, Shape
+from slurm_elastic.protocol.messages import Happening, Piece, Rate, Registration, Shape
 
 from ...node.reach import Listener
 from .table import NodeKey
@@ -81,10 +81,10 @@ class UpdateRegistration(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class ReportPhase(Action):
-    """A phase for the daemon; the driver fills in the time."""
+class Tell(Action):
+    """What has happened, or how often something is done, for the daemon; the driver fills in the time."""
 
-    phase: Phase
+    said: Happening | Rate
 
 
 @dataclass(frozen=True, slots=True)

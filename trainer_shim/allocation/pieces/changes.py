@@ -59,7 +59,7 @@ class Changes(Part[Holding]):
         change = self._context.change
         if self._waiting is not None and self._waiting.id == resize_id:
             self._waiting = None
-            self._context.report_phase(resize_id, "withdrawn", "before it began")
+            self._context.tell(resize_id, "withdrawn", "before it began")
         elif change is not None and change.id == resize_id and not change.agreed:
             self._recall(change, "selasticd took it back")
         elif self._requeue_id == resize_id:
@@ -81,7 +81,7 @@ class Changes(Part[Holding]):
             return
         if (context.ending and not self._only_gives(resize)) or context.over:
             self._waiting = None
-            context.report_phase(resize.id, "withdrawn", "the job is ending")
+            context.tell(resize.id, "withdrawn", "the job is ending")
         elif context.settled:
             self._waiting = None
             self._begin(resize)
@@ -96,7 +96,7 @@ class Changes(Part[Holding]):
         self._no_requeue()
         if resize.requeues and resize.add:
             self._requeue_id = resize.id
-            context.report_phase(resize.id, "accepted")
+            context.tell(resize.id, "accepted")
             context.emit(events.RequeueAsked(resize.id, resize.gpus))
             return
         try:
@@ -105,9 +105,9 @@ class Changes(Part[Holding]):
             if gpus != resize.gpus:
                 raise ValueError(f"its pieces add up to {gpus} GPUs, not {resize.gpus}")
         except ValueError as error:
-            context.report_phase(resize.id, "failed", str(error))
+            context.tell(resize.id, "failed", str(error))
             return
-        context.report_phase(resize.id, "accepted")
+        context.tell(resize.id, "accepted")
         context.change = Change(resize.id, keep, resize.batch, resize.wait_s, resize.reason, len(resize.add))
         if again:
             self._start(again)
@@ -131,7 +131,7 @@ class Changes(Part[Holding]):
         for index, shape in enumerate(resize.add):
             context.nodes.begin((-resize.id, str(index)), Piece(0, "companion", (), shape.gpus_per_node), State.ASKED)
             context.do(SubmitCompanion(resize.id, index, shape, resize.wait_s))
-        context.report_phase(resize.id, "submitted")
+        context.tell(resize.id, "submitted")
 
     def _granted(self, event: events.CompanionGranted) -> None:
         """A companion has its nodes; with the last one their agents are started."""
@@ -152,7 +152,7 @@ class Changes(Part[Holding]):
         for piece in pieces:
             for key in nodes_of([piece]):
                 context.nodes.begin(key, piece, State.STARTING)
-        context.report_phase(change.id, "granted")
+        context.tell(change.id, "granted")
         for piece in pieces:
             context.launch(piece)
 
@@ -205,7 +205,7 @@ class Changes(Part[Holding]):
     def _job_terminating(self, event: events.JobTerminating) -> None:
         context, change = self._context, self._context.change
         if not context.ending:
-            context.report_phase(0, ENDING)
+            context.tell(0, ENDING)
         context.ending, context.stopping = True, context.stopping or event.stop
         gives = change is not None and not change.asked and change.keep != context.pieces
         if change is not None and not change.agreed and (event.stop or not gives):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from slurm_elastic.protocol.codec import VERSION
-from slurm_elastic.protocol.messages import FINISHED, Phase, Piece, Registration, Unreached
+from slurm_elastic.protocol.messages import FINISHED, Happening, Piece, Registration, Unreached
 
 from . import actions, events
 from .events import AgentsTimer, CompanionTimer, Timer
@@ -114,12 +114,12 @@ class Holding:
         taken, self._emitted = self._emitted, []
         return taken
 
-    def report_phase(
-        self, resize_id: int, phase: str, detail: str = "", unreached: tuple[Unreached, ...] = (), **figures: Any
+    def tell(
+        self, resize_id: int, what: str, detail: str = "", unreached: tuple[Unreached, ...] = (), **figures: Any
     ) -> None:
-        """A phase for the daemon, with what is in use now. figures: other fields of it."""
-        said = Phase(resize_id, phase, self.generation, self.pieces, self.batch, detail=detail, unreached=unreached)
-        self.do(actions.ReportPhase(replace(said, **figures)))
+        """Something that has happened, for the daemon, with what is in use now. figures: other fields of it."""
+        said = Happening(resize_id, what, self.generation, self.pieces, self.batch, detail=detail, unreached=unreached)
+        self.do(actions.Tell(replace(said, **figures)))
 
     def register(self, **figures: Any) -> None:
         """selasticd hears what is in use now. figures: other fields of Registration."""
@@ -228,7 +228,7 @@ class Holding:
         self.change.begun = True
         self.timers.cancel(CompanionTimer())
         if self.nodes.of(State.READY):
-            self.report_phase(self.change.id, "ready")
+            self.tell(self.change.id, "ready")
         return self.change
 
     def go_over(self) -> frozenset[NodeKey]:
@@ -262,16 +262,16 @@ class Holding:
             self.do(actions.DropCompanions(change.id))
         self.retain()
         if change.id:
-            self.report_phase(change.id, phase, why, unreached)
+            self.tell(change.id, phase, why, unreached)
             self.do(actions.Print(f"resize {change.id} {phase}: {why}"))
         self.emit(events.ChangeUndone(change, why))
 
     def close(self, code: int, **figures: Any) -> None:
-        """End the job with this exit code; nothing is handled any more. figures: of the phase that says so."""
+        """End the job with this exit code; nothing is handled any more. figures: of what says so."""
         self.ended = True
         self.undo("the job is ending", "withdrawn")
         self.timers.clear()
-        self.report_phase(0, FINISHED, f"exit code {code}", exit_code=code, **figures)
+        self.tell(0, FINISHED, f"exit code {code}", exit_code=code, **figures)
         self.quit(self.nodes.of(*THERE))
         self.do(actions.Exit(code))
 

@@ -8,9 +8,9 @@ the last report.
 
 from __future__ import annotations
 
-from slurm_elastic.protocol.messages import CHECKPOINTED
+from slurm_elastic.protocol.messages import CHECKPOINTS, Rate
 
-from ...allocation.pieces.actions import Print
+from ...allocation.pieces.actions import Print, Tell
 from ...allocation.pieces.events import Registered, RequeueAsked
 from ...allocation.pieces.holding import Handlers, Part
 from ...numerics.checkpoint_interval import interval_s
@@ -89,7 +89,7 @@ class Checkpoints(Part[SupervisorContext]):
         self._tell()
         if self._requeue_id and event.step >= self._requeue_from_step:
             resize_id, self._requeue_id = self._requeue_id, 0
-            context.report_phase(resize_id, "saved")
+            context.tell(resize_id, "saved")
 
     def _requeue(self, event: RequeueAsked) -> None:
         context = self._context
@@ -107,9 +107,7 @@ class Checkpoints(Part[SupervisorContext]):
         if last.pause_s <= 0 or all(_alike(one, other) for one, other in zip(now, self._told, strict=True)):
             return
         self._told = now
-        self._context.report_phase(
-            0, CHECKPOINTED, every_s=now[0], pause_s=last.pause_s, write_s=last.write_s, megabytes=last.megabytes
-        )
+        self._context.do(Tell(Rate(CHECKPOINTS, now[0], last.pause_s, last.write_s, last.megabytes)))
 
     def _world_runs(self, event: events.WorldRuns) -> None:
         """A new world has its full time: its state was saved where it began. Where a checkpoint is wanted it is asked

@@ -281,11 +281,11 @@ class SupervisorContext(Holding):
 
     # --- the daemon, and the end ------------------------------------------------------------------------------
 
-    def report_phase(
-        self, resize_id: int, phase: str, detail: str = "", unreached: tuple[Unreached, ...] = (), **figures: Any
+    def tell(
+        self, resize_id: int, what: str, detail: str = "", unreached: tuple[Unreached, ...] = (), **figures: Any
     ) -> None:
         now = {"generation": self.world.generation} if self.world else {}
-        super().report_phase(resize_id, phase, detail, unreached, **now, **figures)
+        super().tell(resize_id, what, detail, unreached, **now, **figures)
 
     def end(self, code: int) -> None:
         """End the job with this exit code; nothing else begins."""
@@ -303,6 +303,6 @@ def number(value: object) -> float:
 
 
 def figures(message: Message) -> dict[str, Any]:
-    """What a phase holds of a worker's message."""
-    found = {name: number(message.get(name)) for name in ("pause_s", "megabytes", "write_s") if name in message}
+    """What a happening holds of a worker's message."""
+    found: dict[str, Any] = {"pause_s": number(message["pause_s"])} if "pause_s" in message else {}
     return found | {name: int(number(message.get(name))) for name in ("step", "samples") if name in message}

@@ -108,7 +108,7 @@ class Restarts(Part[SupervisorContext]):
         context.enter(world)
         context.retain()
         change, context.restart = context.restart, None
-        context.report_phase(change.id if change is not None else 0, "running", **figures(event.message))
+        context.tell(change.id if change is not None else 0, "running", **figures(event.message))
         where = ", ".join(f"{len(piece.nodes)} x {piece.gpus_per_node} of {piece.kind}" for piece in context.pieces)
         text = f"generation {world.generation}: {len(world.members)} workers ({where}), from {world.source}"
         context.do(Print(text))

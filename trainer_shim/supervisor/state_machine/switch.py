@@ -123,7 +123,7 @@ class Switches(Part[SupervisorContext]):
             context.do(Send(worker.name, {"type": "dismiss", "generation": generation}))
             if worker.exited:
                 del context.workers[worker.name]
-        context.report_phase(switch.change.id, "running", switch.change.reason, **figures(message))
+        context.tell(switch.change.id, "running", switch.change.reason, **figures(message))
         pause = number(message.get("pause_s"))
         text = f"generation {generation}: {gpus_before} -> {len(world.members)} workers"
         if batch_before != context.batch:

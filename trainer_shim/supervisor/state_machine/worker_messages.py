@@ -219,7 +219,7 @@ class Hangs(Part[SupervisorContext]):
                 context.timers.cancel(HangEndTimer())
                 said = f"training goes on, after {took:.0f} s without a step"
                 context.do(Print(said))
-                context.report_phase(0, "steps_again", said)
+                context.tell(0, "steps_again", said)
             self._step, self._since = event.step, context.now
             self._stop_asking()
         elif context.stalled and not event.away:
@@ -291,7 +291,7 @@ class Hangs(Part[SupervisorContext]):
             frames = [frame for frame in (seen.frames if seen else ()) if not hangs.is_own(frame)]
             for frame in frames[:SHOWN_FRAMES]:
                 context.do(Print(f"  rank {same[0]}| {frame}"))
-        context.report_phase(0, "stalled", said[:1000], pause_s=for_s)
+        context.tell(0, "stalled", said[:1000], pause_s=for_s)
         context.stalled = not over
         if ends_s:
             context.timers.set(HangEndTimer(), max(context.now, self._since + ends_s))

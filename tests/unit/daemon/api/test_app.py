@@ -36,7 +36,7 @@ from slurm_elastic.protocol.api.munge import MungeError
 from slurm_elastic.protocol.api.request_proof import JobKey
 from slurm_elastic.protocol.codec import MAX_BODY, VERSION, to_json
 from slurm_elastic.protocol.errors import SlurmUnreachable, StoreError, TooOften
-from slurm_elastic.protocol.messages import Phase, Registration, Reports, Unreached
+from slurm_elastic.protocol.messages import Happening, Phase, Rate, Registration, Reports, Unreached
 
 
 @dataclasses.dataclass
@@ -432,12 +432,27 @@ def test_phases_are_the_jobs_own(world: World) -> None:
     others = world.store.resizes.begin(dataclasses.replace(RESIZE, id=0, job_id=8), 1.0).id
 
     def send(resize_id: int, phase: str = "accepted") -> int:
-        body = to_json(Phase(resize_id, phase, 1, (BASE,), 64, 5.0))
-        return world.http.post("/v1/jobs/7/phases", content=body, headers=headers).status_code
+        body = to_json(Happening(resize_id, phase, 1, (BASE,), 64, 5.0))
+        return world.http.post("/v1/jobs/7/happenings", content=body, headers=headers).status_code
 
     assert send(own) == 200 and send(0, "finished") == 200
     assert send(others) == 403 and send(404) == 404 and send(own, "exploded") == 400
-    assert [call[2].resize for call in world.controller.calls if call[0] == "phase"] == [own, 0]
+    assert [call[2].resize for call in world.controller.calls if call[0] == "happened"] == [own, 0]
+
+
+def test_supervisors_of_older_versions_say_the_same_in_phases(world: World) -> None:
+    """What 0.2.0 wrote is taken as what it is now; what a checkpoint costs, which versions 4 and 5 say so, too."""
+    headers = with_token(world.token())
+    own = world.store.resizes.begin(dataclasses.replace(RESIZE, id=0), 1.0).id
+    recorded = json.loads((Path(__file__).parents[2] / "protocol" / "messages_of_version_2.json").read_text())["Phase"]
+    checkpoint = {"resize": 0, "phase": "checkpointed", "generation": 1, "pieces": [], "batch": 64, "version": 4}
+    checkpoint |= {"pause_s": 0.25, "megabytes": 312.0, "write_s": 4.0, "every_s": 75.0}
+    for said in (recorded | {"resize": own}, checkpoint):
+        assert world.http.post("/v1/jobs/7/phases", content=json.dumps(said), headers=headers).status_code == 200
+    (_, _, happening), (_, _, rate) = world.controller.calls[-2:]
+    assert (happening.resize, happening.what, happening.batch, happening.version) == (own, "running", 64, 2)
+    assert happening.pieces[0].nodes == ("n1", "n2")
+    assert rate == Rate("checkpoints", 75.0, 0.25, 4.0, 312.0, 4)
 
 
 def test_resize_is_waited_for(world: World) -> None:
@@ -535,9 +550,9 @@ def test_a_newer_supervisor_is_taken(world: World) -> None:
     grant = world.http.post("/v1/jobs/7/register", content=json.dumps(data), headers=as_uid(ADA))
     assert grant.status_code == 200 and grant.json()["version"] == VERSION
     headers = with_token(grant.json()["token"])
-    phase = json.loads(to_json(Phase(0, "finished", 1, (BASE,), 64, 5.0)))
+    phase = json.loads(to_json(Happening(0, "finished", 1, (BASE,), 64, 5.0)))
     body = json.dumps(phase | {"tomorrow": 1})
-    assert world.http.post("/v1/jobs/7/phases", content=body, headers=headers).status_code == 200
+    assert world.http.post("/v1/jobs/7/happenings", content=body, headers=headers).status_code == 200
     assert world.http.get("/v1/jobs/7/resize?tomorrow=1", headers=headers).status_code in (200, 204)
 
 
@@ -547,6 +562,9 @@ def test_a_newer_supervisor_is_taken(world: World) -> None:
         ("register", b'{"version": 2}', "field generation is missing"),
         ("register", REGISTRATION.replace(b'"version":%d' % VERSION, b'"version":1'), "version 1 of the messages"),
         ("phases", b'{"resize": "x"}', "Phase.resize: 'x' is not accepted"),
+        ("happenings", b'{"resize": "x"}', "Happening.resize: 'x' is not accepted"),
+        ("rates", to_json(Rate("coffee", 1.0)), "of=coffee is not known; accepted: checkpoints"),
+        ("happenings", to_json(Happening(0, "paused", 1, (BASE,), 64)), "what=paused is not known"),
         ("phases", to_json(Phase(0, "paused", 1, (BASE,), 64)), "phase=paused is not known"),
         ("reports", b'{"reports": [{}]}', "field generation is missing"),
     ],

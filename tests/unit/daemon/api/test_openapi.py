@@ -123,7 +123,9 @@ def test_every_address_of_the_table_is_served_and_documented() -> None:
     assert table == served == {(path, method.upper()) for path, item in paths for method in item}
 
 
-@pytest.mark.parametrize("kind", [messages.Registration, messages.Report, messages.Phase, *ANSWERS.values(), Evidence])
+@pytest.mark.parametrize(
+    "kind", [messages.Registration, messages.Report, messages.Happening, *ANSWERS.values(), Evidence]
+)
 def test_the_document_describes_messages_and_answers(kind: type) -> None:
     """What the shim sends is valid by the document, and what it gets is in it: field for field."""
     assert set(openapi.schema(kind)["properties"]) == {item.name for item in dataclasses.fields(kind)}

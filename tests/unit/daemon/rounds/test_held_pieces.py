@@ -13,7 +13,7 @@ from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.rounds.held_pieces import held_pieces
 from slurm_elastic.daemon.slurm.model import Job
 from slurm_elastic.protocol.codec import VERSION
-from slurm_elastic.protocol.messages import Phase, Piece, Registration
+from slurm_elastic.protocol.messages import Happening, Piece, Registration
 
 BASE = Job(7, "RUNNING", "ada", 1000, nodes=("n1", "n2"), gpus=8, gpus_per_node=4)
 COMPANION = replace(
@@ -70,7 +70,7 @@ def test_a_supervisor_is_charged_for_what_its_job_holds(world: World, phase: boo
     world.rounds.run()
     claim = (Piece(job, "base", tuple(f"n{i}" for i in range(1, 4001)), 40),)
     if phase:
-        world.controller.phase(job, Phase(0, "running", 1, claim, 240, world.slurm.now))
+        world.controller.happened(job, Happening(0, "running", 1, claim, 240, world.slurm.now))
     else:
         world.jobs.snapshot()
         world.controller.registered(job, Registration(VERSION, 0, claim, 240, "train.py"))
@@ -89,7 +89,7 @@ def test_what_has_just_begun_counts(world: World) -> None:
     more = world.slurm.submit(Component(1, 4), user="games", batch=False, name=f"selastic-{job}", comment=tag)
     node = world.snapshot().jobs[more].nodes
     pieces = (Piece(job, "base", ("n1",), 4), Piece(more, "companion", node, 4), Piece(999, "companion", ("n8",), 4))
-    world.controller.phase(job, Phase(0, "running", 1, pieces, 240, world.slurm.now))
+    world.controller.happened(job, Happening(0, "running", 1, pieces, 240, world.slurm.now))
     assert charged(world) == [(4, 0.0)]
     world.slurm.now += 5
     world.rounds.run()

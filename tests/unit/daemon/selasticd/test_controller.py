@@ -20,7 +20,16 @@ from slurm_elastic.protocol.answers.record import columns
 from slurm_elastic.protocol.answers.status import JobStatus
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
-from slurm_elastic.protocol.messages import CHECKPOINTED, ENDING, Grant, Phase, Piece, Registration, Resize, Unreached
+from slurm_elastic.protocol.messages import (
+    ENDING,
+    Grant,
+    Happening,
+    Piece,
+    Rate,
+    Registration,
+    Resize,
+    Unreached,
+)
 from slurm_elastic.protocol.resize_state import ResizeState
 
 
@@ -108,7 +117,7 @@ def test_pieces_of_another_user_are_refused(world: World) -> None:
     supervisor = world.elastic()
     supervisor.step()
     with pytest.raises(NotAllowed, match=f"piece {other}"):
-        world.controller.phase(supervisor.job_id, Phase(0, "running", 1, pieces, 240, world.slurm.now))
+        world.controller.happened(supervisor.job_id, Happening(0, "running", 1, pieces, 240, world.slurm.now))
 
 
 def test_nothing_is_resized_while_one_does_not_understand_the_other(world: World) -> None:
@@ -165,9 +174,9 @@ def test_where_a_training_hangs_is_told_until_it_goes_on(world: World) -> None:
         return explain(world.store, job.job_id, Viewer(0, admin=True), world.slurm.now).stalled
 
     for _ in range(2):
-        world.controller.phase(job.job_id, Phase(0, "stalled", 1, pieces, 240, world.slurm.now, detail=said))
+        world.controller.happened(job.job_id, Happening(0, "stalled", 1, pieces, 240, world.slurm.now, detail=said))
         assert told() == said
-        world.controller.phase(job.job_id, Phase(0, "steps_again", 1, pieces, 240, world.slurm.now))
+        world.controller.happened(job.job_id, Happening(0, "steps_again", 1, pieces, 240, world.slurm.now))
         assert told() == ""
     assert world.store.resizes.get(opened.id).state == opened.state
     kinds = [event.kind for event in world.store.events.of(job.job_id)]
@@ -181,7 +190,7 @@ def test_no_pause_is_longer_than_slurm_ran_the_job(world: World, said: float, co
     job.step()
     world.slurm.now += 30.0
     pieces = (Piece(job.job_id, "base", ("n1",), 4, "a100"),)
-    world.controller.phase(job.job_id, Phase(0, "running", 7, pieces, 480, world.slurm.now, pause_s=said))
+    world.controller.happened(job.job_id, Happening(0, "running", 7, pieces, 480, world.slurm.now, pause_s=said))
     assert [row.pause_s for row in world.store.allocations.rows(job.job_id)][-1] == counts
 
 
@@ -195,7 +204,7 @@ def test_a_pin_ends_the_wait_after_a_failure(tmp_path: Path) -> None:
     opened = world.store.resizes.of(job.job_id)
     assert opened is not None and opened.gpus == 8
     pieces = (Piece(job.job_id, "base", ("n1",), 4, "a100"),)
-    world.controller.phase(job.job_id, Phase(opened.id, "failed", 1, pieces, 240, world.slurm.now, detail="no"))
+    world.controller.happened(job.job_id, Happening(opened.id, "failed", 1, pieces, 240, world.slurm.now, detail="no"))
     for pinned_again in (False, True):
         world.slurm.now += 1
         if pinned_again:
@@ -217,10 +226,10 @@ def test_a_training_that_stands_still_is_a_state_of_its_job(world: World) -> Non
     world.slurm.now += 100
     began = world.slurm.now
     said = "no step for 63 s: rank 1 on n1 is at t.py line 7"
-    world.controller.phase(job_id, Phase(0, "stalled", 1, pieces, 240, began, pause_s=1e9, detail=said))
+    world.controller.happened(job_id, Happening(0, "stalled", 1, pieces, 240, began, pause_s=1e9, detail=said))
     (row,) = status(world.store, Viewer(0, admin=True), began)
     assert row.stalled_since == row.start_time  # it is not believed for longer than Slurm ran the job
-    world.controller.phase(job_id, Phase(0, "stalled", 1, pieces, 240, began, pause_s=63.0, detail=said))
+    world.controller.happened(job_id, Happening(0, "stalled", 1, pieces, 240, began, pause_s=63.0, detail=said))
     world.boot()
     woken: list[str] = []
     world.controller.wake = woken.append  # type: ignore[method-assign]
@@ -237,7 +246,7 @@ def test_a_training_that_stands_still_is_a_state_of_its_job(world: World) -> Non
     for _ in range(2):
         world.controller.heard(job_id, 0)
     assert woken == ["heard"]
-    world.controller.phase(job_id, Phase(0, "running", 2, pieces, 240, world.slurm.now))
+    world.controller.happened(job_id, Happening(0, "running", 2, pieces, 240, world.slurm.now))
     (row,) = status(world.store, viewer, world.slurm.now)
     assert row.stalled_since is None and row.reason != "keep_stalled"
 
@@ -248,7 +257,7 @@ def test_a_job_that_is_about_to_end_is_ordered_nothing(world: World) -> None:
     job.step()
     job.report()
     pieces = (Piece(job.job_id, "base", ("n1",), 4, "a100"),)
-    world.controller.phase(job.job_id, Phase(0, ENDING, 1, pieces, 240, world.slurm.now))
+    world.controller.happened(job.job_id, Happening(0, ENDING, 1, pieces, 240, world.slurm.now))
     world.rounds.run()
     assert world.store.resizes.of(job.job_id) is None
     (row,) = status(world.store, Viewer(0, admin=True), world.slurm.now)
@@ -267,12 +276,12 @@ def test_a_job_is_told_how_long_nodes_last_and_says_how_often_it_saves(world: Wo
     world.rounds.run()
     for generation in (1, 2):
         world.slurm.now += 4000.0
-        world.controller.phase(job_id, Phase(0, "running", generation, pieces, 240, world.slurm.now))
+        world.controller.happened(job_id, Happening(0, "running", generation, pieces, 240, world.slurm.now))
     grant = register(world, job_id, replace(registration(*pieces), generation=2))
     assert 2000.0 <= grant.node_failure_s <= 8000.0
     before = len(world.store.events.of(job_id))
     cost = {"pause_s": 0.25, "megabytes": 312.0, "write_s": 4.0, "every_s": 75.0}
-    world.controller.phase(job_id, Phase(0, CHECKPOINTED, 2, pieces, 240, world.slurm.now, **cost))
+    world.controller.rated(job_id, Rate("checkpoints", **cost))
     assert len(world.store.events.of(job_id)) == before
     said = checkpoints(explain(world.store, job_id, Viewer(0, admin=True), world.slurm.now))
     assert said.startswith(
@@ -302,10 +311,10 @@ def test_a_phase_told_twice_changes_nothing(world: World) -> None:
     rows = len(world.store.allocations.rows(job.job_id))
     last = world.store.resizes.last_closed(job.job_id)
     assert last is not None
-    again = Phase(last.id, "running", job.generation, job.pieces, job.batch, world.slurm.now)
-    world.controller.phase(job.job_id, again)
-    late = Phase(last.id, "granted", job.generation, job.pieces, job.batch, world.slurm.now)
-    world.controller.phase(job.job_id, late)
+    again = Happening(last.id, "running", job.generation, job.pieces, job.batch, world.slurm.now)
+    world.controller.happened(job.job_id, again)
+    late = Happening(last.id, "granted", job.generation, job.pieces, job.batch, world.slurm.now)
+    world.controller.happened(job.job_id, late)
     assert len(world.store.allocations.rows(job.job_id)) == rows
     assert world.store.resizes.get(last.id).state == "done"
 
@@ -323,7 +332,7 @@ def test_every_step_is_counted_at_the_size_that_did_it(world: World) -> None:
     ]
     for phase, generation, batch, step, samples in told:
         now = world.slurm.now
-        world.controller.phase(job, Phase(0, phase, generation, pieces, batch, now, step=step, samples=samples))
+        world.controller.happened(job, Happening(0, phase, generation, pieces, batch, now, step=step, samples=samples))
     rows = [(row.steps, row.samples) for row in world.store.allocations.rows(job)]
     assert rows == [(49, 49 * small), (11, 5 + 10 * large)]
 
@@ -335,8 +344,8 @@ def test_a_job_ends_as_its_supervisor_says(world: World, exit_code: int, state: 
     """Only exit code 0 is recorded as completed; the code stands in the events."""
     job = world.elastic()
     world.settle()
-    over = Phase(0, "finished", job.generation, job.pieces, job.batch, world.slurm.now, exit_code=exit_code)
-    world.controller.phase(job.job_id, over)
+    over = Happening(0, "finished", job.generation, job.pieces, job.batch, world.slurm.now, exit_code=exit_code)
+    world.controller.happened(job.job_id, over)
     job.crash()
     world.settle()
     row = world.store.jobs.get(job.job_id)
@@ -374,8 +383,8 @@ def test_a_requeued_job_is_decided_about_again(world: World) -> None:
     """It keeps its id: what its first run said of its end holds no longer once the next one registers."""
     job = world.elastic()
     world.settle()
-    over = Phase(0, "finished", job.generation, job.pieces, job.batch, world.slurm.now, exit_code=143)
-    world.controller.phase(job.job_id, over)
+    over = Happening(0, "finished", job.generation, job.pieces, job.batch, world.slurm.now, exit_code=143)
+    world.controller.happened(job.job_id, over)
     world.round()
     before = len(world.store.decisions.of(job.job_id, 100))
     base, *companions = job.pieces
@@ -400,7 +409,7 @@ def test_the_first_world_of_an_unmanaged_job_is_no_restart(world: World) -> None
     world.rounds.run()
     for generation in (1, 2):
         world.slurm.now += 1
-        world.controller.phase(job, Phase(0, "running", generation, pieces, 256, world.slurm.now))
+        world.controller.happened(job, Happening(0, "running", generation, pieces, 256, world.slurm.now))
     assert [row.reason for row in world.store.allocations.rows(job)] == ["registered", "restart"]
 
 
@@ -409,8 +418,8 @@ def test_a_clock_that_is_wrong_is_not_believed(world: World, ahead: float) -> No
     """A node whose clock is ahead does not write history."""
     job = world.elastic()
     job.step()
-    phase = Phase(0, "running", 1, job.pieces, 480, world.slurm.now + ahead)
-    world.controller.phase(job.job_id, phase)
+    phase = Happening(0, "running", 1, job.pieces, 480, world.slurm.now + ahead)
+    world.controller.happened(job.job_id, phase)
     assert world.store.allocations.rows(job.job_id)[-1].start <= world.slurm.now
 
 
@@ -511,7 +520,7 @@ def test_what_a_job_trains_on_is_not_looked_up(world: World) -> None:
     for generation in range(20):
         world.slurm.now += 1.0
         world.controller.registered(job.job_id, registration(*pieces))
-        world.controller.phase(job.job_id, Phase(0, "running", generation, pieces, 240, world.slurm.now))
+        world.controller.happened(job.job_id, Happening(0, "running", generation, pieces, 240, world.slurm.now))
     assert not asked
 
 
@@ -528,10 +537,10 @@ def test_hosts_that_fail_a_job_three_times_are_not_put_together_again(world: Wor
         order = Resize(0, job.job_id, piece, (), 4, 240, "grow_idle", 60.0)
         resize = world.store.resizes.of(job.job_id) or world.store.resizes.begin(order, now)
         unreached = (Unreached(far, own, "10.0.0.1"), Unreached("no-such-host", own, "10.0.0.9"))
-        failed = Phase(resize.id, "failed", 0, piece, 240, now, detail="no way", unreached=unreached)
+        failed = Happening(resize.id, "failed", 0, piece, 240, now, detail="no way", unreached=unreached)
         assert explain(world.store, job.job_id, Viewer(0, admin=True), now).hosts_apart == (), number
         assert world.controller.health().pairs_left_out == 0
-        world.controller.phase(job.job_id, failed)
+        world.controller.happened(job.job_id, failed)
     [apart] = explain(world.store, job.job_id, Viewer(0, admin=True), now).hosts_apart
     assert ({apart.host, apart.other}, apart.address, apart.failures) == ({own, far}, f"{own} at 10.0.0.1", 3)
     assert apart.again_at == now + 3600 and world.controller.health().pairs_left_out == 1
@@ -543,5 +552,5 @@ def test_hosts_that_fail_a_job_three_times_are_not_put_together_again(world: Wor
     begun = world.store.resizes.of(job.job_id)
     assert begun is not None and all(far not in shape.node_list for shape in begun.add)
     both = (*piece, Piece(job.job_id, "companion", (far,), 4))
-    world.controller.phase(job.job_id, Phase(0, "running", 1, both, 240, world.slurm.now))
+    world.controller.happened(job.job_id, Happening(0, "running", 1, both, 240, world.slurm.now))
     assert world.store.host_pairs.all() == ()

@@ -16,7 +16,7 @@ from slurm_elastic.protocol.api.munge import MungeError
 from slurm_elastic.protocol.api.routes import Route
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError
-from slurm_elastic.protocol.messages import Grant, Phase, Registration, Report, Resize
+from slurm_elastic.protocol.messages import Grant, Happening, Phase, Rate, Registration, Report, Resize
 from slurm_elastic.trainer_shim.allocation.daemon_client import DaemonClient
 
 
@@ -71,16 +71,38 @@ class Older(Script):
         return answer | {"version": 2} if route is routes.REGISTER else answer
 
 
-@pytest.mark.parametrize(("client", "posted"), [(Older({}), ["phases"]), (Script({}), ["phases"] * 2)])
+class Old(Script):
+    """A daemon that speaks version 5 of the messages."""
+
+    def call(self, route: Route, job_id: int | None = None, *_: object, **__: object) -> Any:
+        answer = super().call(route, job_id)
+        return answer | {"version": 5} if route is routes.REGISTER else answer
+
+
+@pytest.mark.parametrize(("client", "posted"), [(Older({}), ["phases"]), (Script({}), ["happenings"] * 2)])
 def test_a_daemon_that_does_not_know_of_hangs_is_not_told(client: Script, posted: list[str]) -> None:
     """What it does not understand would keep the job at its size."""
     link = DaemonClient(client, 7, lambda resize: None, lambda text: None, lambda grant: None)  # type: ignore[arg-type]
     link.update_registration(Registration(VERSION, 1, (), 64, "train.py"))
     for phase in ("stalled", "running"):
-        link.report_phase(Phase(0, phase, 1, (), 64))
+        link.tell(Happening(0, phase, 1, (), 64))
     wait_until(lambda: len(client.posted) > len(posted), 60, lambda: client.posted)
     client.ended.set()
     assert link.close(60) and client.posted[1:] == posted
+
+
+def test_a_daemon_of_an_older_version_hears_of_rates_as_it_can() -> None:
+    """One of version 5 takes phases alone; what is said in them is the same."""
+    client, happening = Old({}), Happening(3, "running", 2, (), 64, 1.0, 0.5, 7, 8, "d", 0, ())
+    rate = Rate("checkpoints", 75.0, 0.25, 4.0, 312.0)
+    link = DaemonClient(client, 7, lambda resize: None, lambda text: None, lambda grant: None)  # type: ignore[arg-type]
+    link.update_registration(Registration(VERSION, 1, (), 64, "train.py"))
+    for said in (rate, happening):
+        link.tell(said)
+    wait_until(lambda: len(client.posted) > 2, 60, lambda: client.posted)
+    client.ended.set()
+    assert link.close(60) and client.posted == ["register", "phases", "phases"]
+    assert [Phase.of(said).now() for said in (rate, happening)] == [rate, happening]
 
 
 class Disagreeing:
@@ -89,7 +111,7 @@ class Disagreeing:
     def __init__(self, unreadable: str = "", refused: str = "") -> None:
         self.unreadable, self.refused = unreadable, refused
         self.orders = Queue[dict[str, Any]]()
-        self.registrations, self.phases = list[Registration](), list[Phase]()
+        self.registrations, self.happenings = list[Registration](), list[Happening]()
         self.away = threading.Event()
 
     def call(self, route: Route, job_id: int | None = None, *_: object, message: Any = None, **__: object) -> Any:
@@ -105,8 +127,8 @@ class Disagreeing:
                 return None
         if route.name == self.refused:
             raise MessageRefused(f"{route.name}: not understood")
-        if route is routes.PHASES:
-            self.phases.append(message)
+        if route is routes.HAPPENINGS:
+            self.happenings.append(message)
         return {}
 
     def order(self, **change: Any) -> None:
@@ -160,23 +182,23 @@ def test_a_resize_that_is_not_understood_is_refused_aloud() -> None:
     assert link.close(60)
 
 
-@pytest.mark.parametrize("refused", ["phases", "reports"])
+@pytest.mark.parametrize("refused", ["happenings", "reports"])
 def test_a_message_that_the_daemon_does_not_understand_calls_the_resize_off(refused: str) -> None:
     """Nothing is carried out that the daemon never hears of; it learns what trains now from the registration."""
     daemon = Disagreeing(refused=refused)
     link, came, _ = _link(daemon)
     daemon.order()
     assert not came.get(timeout=60).withdrawn
-    if refused == "phases":
-        link.report_phase(Phase(3, "accepted", 1, (), 64))
+    if refused == "happenings":
+        link.tell(Happening(3, "accepted", 1, (), 64))
     else:
         link.report(Report(1, 1.0, 1, 1, 64, 64, 1, 1, 0.1, 0.1, 640.0, 1, 64))
     withdrawn = came.get(timeout=60)
     assert (withdrawn.id, withdrawn.withdrawn) == (3, True)
     wait_until(lambda: daemon.refusals()[-1] == f"{refused}: not understood", 60, daemon.refusals)
     daemon.replaced(link)
-    link.report_phase(Phase(3, "withdrawn", 1, (), 64))
-    wait_until(lambda: [phase.phase for phase in daemon.phases] == ["withdrawn"], 60, daemon.refusals)
+    link.tell(Happening(3, "withdrawn", 1, (), 64))
+    wait_until(lambda: [phase.what for phase in daemon.happenings] == ["withdrawn"], 60, daemon.refusals)
     assert daemon.refusals()[-1] == "" and link.close(60)
 
 
@@ -186,9 +208,9 @@ def test_a_client_file_that_cannot_be_read_for_a_moment_loses_nothing() -> None:
     client = Script({1: MungeError("munged is away"), 4: ConfigError("client file cannot be read")})
     link = DaemonClient(client, 7, lambda resize: None, said.append, lambda grant: registered.set())
     link.update_registration(Registration(VERSION, 1, (), 64, "train.py"))
-    link.report_phase(Phase(3, "ready", 1, (), 64, 1.0))
-    link.report_phase(Phase(3, "running", 1, (), 64, 2.0))
+    link.tell(Happening(3, "ready", 1, (), 64, 1.0))
+    link.tell(Happening(3, "running", 1, (), 64, 2.0))
     assert registered.wait(60) and link.close(60)
     client.ended.set()
-    assert client.posted == ["register", "phases", "phases"]
+    assert client.posted == ["register", "happenings", "happenings"]
     assert said == ["munged is away", "selasticd manages this job", "client file cannot be read"]

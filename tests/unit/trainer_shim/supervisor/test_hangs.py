@@ -11,7 +11,7 @@ from local_run import Start
 from supervisor_harness import Drive
 
 from slurm_elastic.protocol.messages import Piece
-from slurm_elastic.trainer_shim.allocation.pieces.actions import Print, QuitAgent, ReportPhase
+from slurm_elastic.trainer_shim.allocation.pieces.actions import Print, QuitAgent, Tell
 from slurm_elastic.trainer_shim.node import stacks
 from slurm_elastic.trainer_shim.supervisor import hangs
 from slurm_elastic.trainer_shim.supervisor.hangs import Place, patience, place, ranges, sentence
@@ -132,7 +132,7 @@ def test_a_hang_is_told_once_and_nothing_is_ended() -> None:
     drive.wait(2.0)
     assert [len(ask.workers) for ask in drive.new(AskStacks)] == [2, 2]
     answer(drive)
-    [told] = [action.phase for action in drive.every(ReportPhase) if action.phase.phase == "stalled"]
+    [told] = [action.said for action in drive.every(Tell) if action.said.what == "stalled"]
     assert "rank 2 on n2 is at data.py line 7 in load(); ranks 0-1, 3 are in backward()" in told.detail
     assert any(told.detail in line.text for line in drive.every(Print))
     drive.wait(5000.0)
@@ -156,7 +156,7 @@ def test_ranks_that_do_not_answer_are_named() -> None:
 
 def stalled(drive: Drive) -> str:
     """What was said last of a hang; nothing if nothing was."""
-    told = [action.phase for action in drive.every(ReportPhase) if action.phase.phase == "stalled"]
+    told = [action.said for action in drive.every(Tell) if action.said.what == "stalled"]
     return told[-1].detail if told else ""
 
 
@@ -323,7 +323,7 @@ def test_a_real_hang_says_where_each_rank_is_and_goes_on(start: Start, tmp_path:
         logs = [path.read_text() for path in sorted((run.job_dir / "logs").glob("0.*.log"))]
         assert "in _engine_run_backward" in logs[0] and "in load" in logs[1], logs
     run.daemon.wait_phase(0, "steps_again")
-    run.daemon.phases.clear()
+    run.daemon.happenings.clear()
     worker = run.worker_pids()[1]
     os.kill(worker, signal.SIGSTOP)
     assert "rank 1 on" in (told := run.daemon.wait_phase(0, "stalled").detail) and "is stopped by a signal" in told

@@ -43,7 +43,7 @@ def test_grows_shrinks_and_changes_its_batch(start: Start) -> None:
     assert run.resize(base, batch=32, steps=0).pieces == base
     run.wait_for(lambda: set(run.worker_pids()) == survivors)
     run.finish()
-    phases, reports = run.daemon.phases, run.daemon.reports
+    phases, reports = run.daemon.happenings, run.daemon.reports
     assert run.daemon.told()[-1] == (0, "finished") and phases[-1].exit_code == 0 and phases[-1].samples == 8000
     assert reports and {report.gpus for report in reports} <= {2, 3}
     assert "restart" not in run.text()
@@ -249,7 +249,7 @@ def test_daemon_lost_and_back(start: Start) -> None:
         run.process.send_signal(signal.SIGTERM)
         assert run.wait() == 143, run.text()
         assert second.told()[-1] == (0, "finished")
-        assert second.phases[-1].exit_code == 143
+        assert second.happenings[-1].exit_code == 143
 
 
 def test_failed_training_tells_the_daemon_its_code(start: Start, tmp_path: Path) -> None:
@@ -258,8 +258,8 @@ def test_failed_training_tells_the_daemon_its_code(start: Start, tmp_path: Path)
     (tmp_path / "train.py").write_text(script)
     run = start("--nproc 1", 400, 1, 0.05)
     assert run.wait() == 9, run.text()
-    last = run.daemon.phases[-1]
-    assert (last.phase, last.exit_code) == ("finished", 9)
+    last = run.daemon.happenings[-1]
+    assert (last.what, last.exit_code) == ("finished", 9)
 
 
 def test_error_after_the_training_is_no_restart(start: Start, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Unreached
-from slurm_elastic.trainer_shim.allocation.pieces.actions import DropCompanions, LaunchAgents, ReportPhase, TryReach
+from slurm_elastic.trainer_shim.allocation.pieces.actions import DropCompanions, LaunchAgents, Tell, TryReach
 from slurm_elastic.trainer_shim.allocation.pieces.events import AgentUp, CompanionGranted, ReachTried, StepEnded
 from slurm_elastic.trainer_shim.node.reach import Listener
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Spawn
@@ -45,7 +45,7 @@ def test_hosts_that_do_not_reach_each_other_end_the_resize_and_cost_no_pause() -
     drive, workers = joining()
     drive.ready(workers)
     drive(ReachTried((11, "n3"), ((N2, "no answer within 8 s"),)))
-    [failed] = [action.phase for action in drive.every(ReportPhase) if action.phase.phase == "failed"]
+    [failed] = [action.said for action in drive.every(Tell) if action.said.what == "failed"]
     assert failed.unreached == (Unreached("n3", "n2", "10.0.0.2"),)
     assert failed.detail == "n3 does not reach n2 at 10.0.0.2 port 4002 (no answer within 8 s); see --interface"
     assert DropCompanions(1) in drive.done
@@ -60,8 +60,8 @@ def test_an_agent_that_does_not_reach_the_supervisor_names_two_hosts() -> None:
     number = drive.every(LaunchAgents)[-1].number
     said = "selastic: node n3 does not reach the supervisor at 10.0.0.1 port 400 (timed out); see --interface"
     drive(StepEnded(number, 1, (said,)))
-    failed = drive.every(ReportPhase)[-1].phase
-    assert (failed.phase, failed.unreached) == ("failed", (Unreached("n3", "n1", "10.0.0.1"),))
+    failed = drive.every(Tell)[-1].said
+    assert (failed.what, failed.unreached) == ("failed", (Unreached("n3", "n1", "10.0.0.1"),))
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_a_node_that_srun_does_not_reach_is_named(reason: str, pairs: tuple[Unre
     number = drive.every(LaunchAgents)[-1].number
     said = f"srun: error: Task launch for StepId=2.0 failed on node n3: {reason}", "srun: Job step aborted"
     drive(StepEnded(number, 233, said))
-    failed = drive.every(ReportPhase)[-1].phase
+    failed = drive.every(Tell)[-1].said
     assert failed.detail == f"the companion's agents did not start: srun on n1 starts nothing on n3: {reason}"
-    assert (failed.phase, failed.unreached) == ("failed", pairs)
+    assert (failed.what, failed.unreached) == ("failed", pairs)
 
 
 def test_companions_on_one_node_need_no_network() -> None:

@@ -10,8 +10,8 @@ from slurm_elastic.trainer_shim.allocation.pieces.actions import (
     LaunchAgents,
     Print,
     QuitAgent,
-    ReportPhase,
     StartOver,
+    Tell,
 )
 from slurm_elastic.trainer_shim.allocation.pieces.events import AgentLost, AgentUp, CompanionGranted, StepEnded
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Kill, Spawn
@@ -60,7 +60,7 @@ def test_lost_companion_without_notice() -> None:
     drive.ready([spawn.worker for spawn in drive.every(Spawn)[-4:]])
     assert drive.context.pieces == (BASE,)
     drive.running(3)
-    assert drive.every(ReportPhase)[-1].phase.pieces == (BASE,)
+    assert drive.every(Tell)[-1].said.pieces == (BASE,)
 
 
 def test_lost_agent_of_the_batch_host_is_launched_again() -> None:

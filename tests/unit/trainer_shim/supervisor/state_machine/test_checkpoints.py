@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from supervisor_harness import BASE, Drive
 
-from slurm_elastic.protocol.messages import CHECKPOINTED, Grant
-from slurm_elastic.trainer_shim.allocation.pieces.actions import ReportPhase
+from slurm_elastic.protocol.messages import Grant, Rate
+from slurm_elastic.trainer_shim.allocation.pieces.actions import Tell
 from slurm_elastic.trainer_shim.allocation.pieces.events import Registered
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Send
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import RunLimits
@@ -19,7 +19,7 @@ def saved(drive: Drive, **cost: float) -> None:
 
 def told(drive: Drive) -> list[float]:
     """The intervals that selasticd was told."""
-    return [action.phase.every_s for action in drive.every(ReportPhase) if action.phase.phase == CHECKPOINTED]
+    return [action.said.every_s for action in drive.every(Tell) if isinstance(action.said, Rate)]
 
 
 def test_checkpoints_come_as_often_as_failures_and_their_cost_say() -> None:

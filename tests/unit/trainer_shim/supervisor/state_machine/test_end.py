@@ -11,7 +11,7 @@ from slurm_elastic.trainer_shim.allocation.pieces.actions import (
     DropCompanions,
     LaunchAgents,
     Print,
-    ReportPhase,
+    Tell,
 )
 from slurm_elastic.trainer_shim.allocation.pieces.events import (
     AgentLost,
@@ -35,8 +35,8 @@ def test_all_done_is_zero() -> None:
         assert not drive.exits()
         drive(WorkerExit(worker, 0))
     assert drive.exits() == [0]
-    last = drive.new(ReportPhase)[-1].phase
-    assert (last.phase, last.step, last.samples) == ("finished", 9, 9)
+    last = drive.new(Tell)[-1].said
+    assert (last.what, last.step, last.samples) == ("finished", 9, 9)
 
 
 def test_selasticd_hears_once_that_the_job_is_about_to_end() -> None:
@@ -100,7 +100,7 @@ def test_hurry_with_stop_ends_after_the_checkpoint() -> None:
     assert not drive.exits()
     drive.say("10.n1.0", "saved", step=7, samples=70, path="p")
     assert drive.exits() == [143]
-    assert [tell.phase.exit_code for tell in drive.new(ReportPhase) if tell.phase.phase == "finished"] == [143]
+    assert [tell.said.exit_code for tell in drive.new(Tell) if tell.said.what == "finished"] == [143]
 
 
 @pytest.mark.parametrize("twice", [False, True])

@@ -14,9 +14,9 @@ from slurm_elastic.trainer_shim.allocation.pieces.actions import (
     LaunchAgents,
     Print,
     QuitAgent,
-    ReportPhase,
     RetainJobs,
     SubmitCompanion,
+    Tell,
 )
 from slurm_elastic.trainer_shim.allocation.pieces.events import (
     AgentLost,
@@ -50,7 +50,7 @@ def test_grow_goes_through_all_phases() -> None:
     assert drive.context.pieces == (BASE,)
     drive.running(2, pause_s=0.2, step=9, samples=90)
     assert drive.phases(1) == ["accepted", "submitted", "granted", "ready", "running"]
-    last = drive.every(ReportPhase)[-1].phase
+    last = drive.every(Tell)[-1].said
     assert (last.pieces, last.batch, last.pause_s, last.step) == ((BASE, COMPANION), 96, 0.2, 9)
 
 
@@ -185,7 +185,7 @@ def test_resize_that_does_not_fit_fails(keep: tuple[Piece, ...], reason: str) ->
     drive = Drive().up()
     drive.order(1, keep)
     assert drive.phases(1) == ["failed"]
-    assert reason in drive.every(ReportPhase)[-1].phase.detail
+    assert reason in drive.every(Tell)[-1].said.detail
     assert drive.context.mode is Mode.RUNNING
 
 
@@ -193,7 +193,7 @@ def test_resize_whose_numbers_disagree_fails() -> None:
     """A resize has to say how many GPUs its pieces make."""
     drive = Drive().up()
     drive(ResizeCame(Resize(1, 10, (BASE,), (), 3, 64, "batch", 10.0)))
-    assert "add up to 4 GPUs, not 3" in drive.every(ReportPhase)[-1].phase.detail
+    assert "add up to 4 GPUs, not 3" in drive.every(Tell)[-1].said.detail
 
 
 def test_withdrawn_while_waiting_for_a_companion() -> None:
@@ -377,7 +377,7 @@ def test_companion_with_other_gpus_than_asked() -> None:
     drive.order(1, (BASE,), (SHAPE,))
     drive(CompanionGranted(1, 0, COMPANION))
     drive(AgentUp((11, "n3"), ("0",)))
-    assert "shows 1 GPUs instead of 2" in drive.every(ReportPhase)[-1].phase.detail
+    assert "shows 1 GPUs instead of 2" in drive.every(Tell)[-1].said.detail
 
 
 def test_companion_taken_away_with_notice() -> None:
@@ -545,8 +545,8 @@ def test_a_companion_of_another_build_is_turned_away() -> None:
     drive.order(1, (BASE,), (SHAPE,))
     drive(CompanionGranted(1, 0, COMPANION))
     drive(AgentUp((11, "n3"), ("0", "1"), other_build="9.9, build 1234"))
-    failed = drive.every(ReportPhase)[-1].phase
-    assert failed.phase == "failed"
+    failed = drive.every(Tell)[-1].said
+    assert failed.what == "failed"
     assert failed.detail.startswith("node n3 has another slurm-elastic (9.9, build 1234) than this job runs")
     assert DropCompanions(1) in drive.fresh and QuitAgent((11, "n3")) in drive.fresh
     assert drive.context.mode is Mode.RUNNING

@@ -6,7 +6,7 @@ import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Piece
-from slurm_elastic.trainer_shim.allocation.pieces.actions import DropCompanions, ReportPhase
+from slurm_elastic.trainer_shim.allocation.pieces.actions import DropCompanions, Tell
 from slurm_elastic.trainer_shim.allocation.pieces.events import AgentLost, CompanionGranted, NodeTerminating
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Kill, Send, Spawn
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode
@@ -50,7 +50,7 @@ def test_joiner_dies_after_the_agreement() -> None:
     drive.say("10.n1.0", "failed", generation=2, error="connection reset", survived=True)
     drive.say("10.n1.1", "failed", generation=2, error="connection reset", survived=True)
     assert drive.phases(1)[-1] == "failed"
-    [detail] = [tell.phase.detail for tell in drive.every(ReportPhase) if tell.phase.phase == "failed"]
+    [detail] = [tell.said.detail for tell in drive.every(Tell) if tell.said.what == "failed"]
     assert joiners[0] in detail and "killed by signal 9" in detail
     drive.die_when_killed()
     drive.wait(1000.0)
@@ -65,7 +65,7 @@ def test_a_joiner_that_stands_still_is_named(missing: list[object]) -> None:
     drive = Drive().up()
     agreed_grow(drive)
     drive.say("10.n1.0", "failed", generation=2, error="0 of 1 came", survived=True, missing=missing)
-    [detail] = [tell.phase.detail for tell in drive.every(ReportPhase) if tell.phase.phase == "failed"]
+    [detail] = [tell.said.detail for tell in drive.every(Tell) if tell.said.what == "failed"]
     assert "0 of 1 came: 11.n3.0 did not come" in detail
 
 
@@ -163,7 +163,7 @@ def test_joiner_dies_where_others_leave() -> None:
     drive.die_when_killed()
     drive.wait(1000.0)
     assert (drive.context.mode, drive.context.pieces, len(drive.every(Spawn))) == (Mode.RUNNING, (BASE,), spawned)
-    assert [tell.phase.phase for tell in drive.every(ReportPhase) if tell.phase.resize == 1].count("failed") == 1
+    assert [tell.said.what for tell in drive.every(Tell) if tell.said.resize == 1].count("failed") == 1
     drive(WorkerExit("10.n2.0", 0, 9))
     assert drive.context.mode is Mode.RESTARTING
 
