@@ -24,7 +24,7 @@ from slurm_elastic.protocol.api.routes import AcctQuery, EventsQuery, NoQuery, P
 from .. import reports
 from ..optimizer.models.prior import Prior
 from ..prediction.answer import predict
-from ..prediction.sizes import Basis
+from ..prediction.sizes import PredictionInputs
 from ..reports.common import Viewer
 from .callers import Call
 from .cpu_shares import CpuShares
@@ -53,7 +53,7 @@ class Planner(Protocol):
     def prior(self, job_id: int) -> Prior | None:
         """What is believed of the job before it is measured; None: the shipped prior."""
 
-    def basis(self, job_id: int, gpu_type: str | None) -> Basis:
+    def basis(self, job_id: int, gpu_type: str | None) -> PredictionInputs:
         """What predictions of the job go by; gpu_type: on a kind of GPU that it does not run on."""
 
 

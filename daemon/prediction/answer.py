@@ -20,7 +20,7 @@ from slurm_elastic.protocol.request import ElasticRequest
 from ..models import cache
 from ..optimizer.errors import PlanInputError
 from ..reports.common import Viewer, visible_job
-from .sizes import Basis, Measured, listed, model_of, predicted, samples_left
+from .sizes import Measured, PredictionInputs, listed, model_of, predicted, samples_left
 
 NEAREST = 3
 """Sizes that are named to somebody who asked for none that the job accepts."""
@@ -28,7 +28,7 @@ NEAREST = 3
 
 def predict(
     store: Store,
-    basis_of: Callable[[int, str | None], Basis],
+    basis_of: Callable[[int, str | None], PredictionInputs],
     job_id: int,
     viewer: Viewer,
     query: PredictQuery,

@@ -38,7 +38,7 @@ MOST_ASKED = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Basis:
+class PredictionInputs:
     """What a prediction goes by besides the job's reports."""
 
     settings: PlannerSettings
@@ -76,13 +76,13 @@ def listed(request: ElasticRequest, known: Iterable[int], least: int, most: int)
     return [size for size in sizes if size in known or (size <= reach and size in ladder)]
 
 
-def model_of(measured: Measured, basis: Basis) -> ThroughputModel:
+def model_of(measured: Measured, basis: PredictionInputs) -> ThroughputModel:
     """The job's model. Raises PlanInputError where none can be made of what was measured."""
     return fit(cache.observations(measured.rows), basis.prior.prior)
 
 
 def predicted(
-    model: ThroughputModel, measured: Measured, sizes: Sequence[int], basis: Basis, now: float
+    model: ThroughputModel, measured: Measured, sizes: Sequence[int], basis: PredictionInputs, now: float
 ) -> tuple[PredictedSize, ...]:
     """A row for each size."""
     nodes = {size: _nodes(model, size, basis) for size in sizes}
@@ -94,7 +94,7 @@ def predicted(
     return tuple(replace(row, speedup=row.samples_per_s / first) for row in rows)
 
 
-def _nodes(model: ThroughputModel, size: int, basis: Basis) -> int:
+def _nodes(model: ThroughputModel, size: int, basis: PredictionInputs) -> int:
     """As it was measured; else what it keeps and what fills further nodes; else nodes that are full."""
     running, each = basis.running, max(1, basis.node_gpus or model.gpus_per_node)
     if running is not None and running.gpus:
@@ -107,7 +107,9 @@ def _nodes(model: ThroughputModel, size: int, basis: Basis) -> int:
     return max(seen, key=lambda n: seen[n]) if seen else max(1, -(-size // each))
 
 
-def _best_batches(measured: Measured, model: ThroughputModel, nodes: Mapping[int, int], basis: Basis) -> dict[int, int]:
+def _best_batches(
+    measured: Measured, model: ThroughputModel, nodes: Mapping[int, int], basis: PredictionInputs
+) -> dict[int, int]:
     """The batch with the most progress at each size, the smaller one of two as good; the choice of a plan."""
     policy, request, noise = POLICIES[basis.settings.policy], measured.request, trusted_noise(measured.rows)
     view = JobView("", model, (), request.batches, 0, 0, 1, measured.reference_batch,
@@ -125,7 +127,12 @@ def _best_batches(measured: Measured, model: ThroughputModel, nodes: Mapping[int
 
 
 def _row(
-    measured: Measured, model: ThroughputModel, at: tuple[int, int, int], sigma: float, basis: Basis, now: float
+    measured: Measured,
+    model: ThroughputModel,
+    at: tuple[int, int, int],
+    sigma: float,
+    basis: PredictionInputs,
+    now: float,
 ) -> PredictedSize:
     size, nodes, batch = at
     speed, step, wide = model.throughput(*at), model.step_time(*at), math.exp(QUANTILE * sigma)
@@ -186,7 +193,7 @@ class Way:
     mechanism: str | None = None
 
 
-def way(size: int, basis: Basis) -> Way:
+def way(size: int, basis: PredictionInputs) -> Way:
     """The way from what the job has, as a plan would take it."""
     running, settings = basis.running, basis.settings
     if running is None:

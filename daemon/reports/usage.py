@@ -19,7 +19,7 @@ from slurm_elastic.protocol.errors import RequestError
 from .acct import acct
 from .common import Viewer, may_see
 from .explain import observed
-from .fairness.window import Served, Speeds, Window
+from .fairness.window import FairnessResult, Speeds, Window
 from .status import job_row
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def usage(
             known = tuple(curve(owner.request, store.reports.observations(owner.job_id), prior(owner.job_id)))
         return [(point.gpus, point.samples_per_s) for point in known]
 
-    served = Served(_window(store, found), fairness)
+    served = FairnessResult(_window(store, found), fairness)
     return replace(
         found,
         jobs=tuple(replace(each, rho=served.rho(each.job_id, speeds(shown[each.job_id]))) for each in found.jobs),

@@ -41,7 +41,7 @@ from ..capacity.constraints import left_out_until
 from ..models.priors import program_of
 from ..optimizer.models.prior import Prior
 from ..planner import fixed_targets
-from ..prediction.sizes import Basis
+from ..prediction.sizes import PredictionInputs
 from ..rounds.held_pieces import held_pieces
 from ..rounds.job_registry import JobRegistry
 from ..rounds.loop import Rounds
@@ -281,7 +281,7 @@ class DaemonController:
         """The prior of the job: what plans assume before it is measured."""
         return self.rounds.priors.of_job(job_id).prior
 
-    def basis(self, job_id: int, gpu_type: str | None) -> Basis:
+    def basis(self, job_id: int, gpu_type: str | None) -> PredictionInputs:
         """What predictions of the job go by: of one that runs, as the last round found it."""
         rounds, row = self.rounds, self.store.jobs.get(job_id)
         nodes, of = self.jobs.latest().nodes.values(), row.partition.split(",") if row is not None else []
@@ -290,10 +290,10 @@ class DaemonController:
         ]
         most = max(sizes, default=0)
         if gpu_type is not None:
-            return Basis(rounds.settings, rounds.priors.on_type(job_id, gpu_type), None, most)
+            return PredictionInputs(rounds.settings, rounds.priors.on_type(job_id, gpu_type), None, most)
         running = rounds.running_job(job_id) if row is not None and row.end_time is None else None
         pause = partial(rounds.costs.estimate, job_id)
-        return Basis(rounds.settings, rounds.priors.of_job(job_id), running, most, pause)
+        return PredictionInputs(rounds.settings, rounds.priors.of_job(job_id), running, most, pause)
 
     def wake(self, why: str) -> None:
         """Start the next round soon."""

@@ -11,19 +11,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..reports.fairness.division import Division, Presence, Sharer, groups_of, looks
+from ..reports.fairness.division import Presence, ShareOfGpus, Sharer, groups_of, looks
 from .engine import Outcome
 from .jobs import SimulatedJob
 from .programs import BatchLadder, Program
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class FairnessResult:
     """How those were served whose jobs they were. NaN where less than two had elastic jobs."""
 
     groups: int
     jain: float
-    """Of their progress (`Division.jain`)."""
+    """Of their progress (`ShareOfGpus.jain`)."""
     jain_gpus: float
     rho_mean: float
     """Of the elastic jobs that ended: the time from submission to end, by the time alone on an equal part."""
@@ -33,17 +33,17 @@ class Served:
     what one GPU does of each."""
 
 
-def served(outcome: Outcome, by: str) -> Served:
+def served(outcome: Outcome, by: str) -> FairnessResult:
     """Of one outcome, between those that `groups_of` names."""
     _, groups = groups_of([(job.trace.account, job.trace.user) for job in outcome.jobs], by)
     of = {job.trace.job_id: group for job, group in zip(outcome.jobs, groups, strict=True)}
     count = len({of[job.trace.job_id] for job in outcome.jobs if job.elastic})
     if count < 2:
-        return Served(count, math.nan, math.nan, math.nan, math.nan, math.nan)
+        return FairnessResult(count, math.nan, math.nan, math.nan, math.nan, math.nan)
     sharers = _sharers(outcome, of)
     division, progress = _divided(outcome, sharers)
     rho = _rho(outcome, of, sharers)
-    return Served(
+    return FairnessResult(
         groups=count,
         jain=division.jain(),
         jain_gpus=division.jain_gpus(),
@@ -79,11 +79,11 @@ def _speed(job: SimulatedJob, gpus: int, nodes: int) -> float:
     return len(phases) / sum(1.0 / max(speed * program.efficiency(b, done) for speed, b in offered) for done in phases)
 
 
-def _divided(outcome: Outcome, sharers: Mapping[str, Sharer]) -> tuple[Division, float]:
+def _divided(outcome: Outcome, sharers: Mapping[str, Sharer]) -> tuple[ShareOfGpus, float]:
     """(how GPUs were divided, progress in a second until the last job came)."""
     first, last = (end(job.trace.submit_s for job in outcome.jobs) for end in (min, max))
     changes = [(at, job_id, gpus) for at, job_id, gpus, _ in outcome.changes if job_id in sharers]
-    division, done, seen = Division(), 0.0, 0
+    division, done, seen = ShareOfGpus(), 0.0, 0
     for moment, held in looks(changes, first, outcome.end_s):
         running = [(sharers[job_id], gpus) for job_id, gpus in held.items()]
         if moment <= last or first == last:

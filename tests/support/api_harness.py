@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from slurm_elastic.daemon.api.app import Application
 from slurm_elastic.daemon.api.auth import Authenticator, Unauthenticated
 from slurm_elastic.daemon.models.priors import SHIPPED
-from slurm_elastic.daemon.prediction.sizes import Basis
+from slurm_elastic.daemon.prediction.sizes import PredictionInputs
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.selasticd.listeners import unix_listener
 from slurm_elastic.daemon.selasticd.main import DaemonServer
@@ -139,8 +139,8 @@ class FakeController:
     def prior(self, job_id: int) -> None:
         return None
 
-    def basis(self, job_id: int, gpu_type: str | None) -> Basis:
-        return Basis(Settings(), SHIPPED)
+    def basis(self, job_id: int, gpu_type: str | None) -> PredictionInputs:
+        return PredictionInputs(Settings(), SHIPPED)
 
     def wake(self, why: str) -> None:
         self.calls.append(("wake", why))

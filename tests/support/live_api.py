@@ -16,7 +16,7 @@ from api_harness import WellRounds
 from slurm_elastic.client import main
 from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.models.priors import SHIPPED
-from slurm_elastic.daemon.prediction.sizes import Basis
+from slurm_elastic.daemon.prediction.sizes import PredictionInputs
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.rows import DecisionRow
@@ -50,8 +50,8 @@ class StoredController:
     def prior(self, job_id: int) -> None:
         return None
 
-    def basis(self, job_id: int, gpu_type: str | None) -> Basis:
-        return Basis(Settings(), SHIPPED)
+    def basis(self, job_id: int, gpu_type: str | None) -> PredictionInputs:
+        return PredictionInputs(Settings(), SHIPPED)
 
     def wake(self, why: str) -> None:
         self.woken.append(why)

@@ -156,7 +156,7 @@ class _Sum:
     equal_progress: float = 0.0
 
 
-class Division:
+class ShareOfGpus:
     """How the GPUs of running jobs were divided between groups, in the moments that are added."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.answers.usage import Fairness
 from slurm_elastic.protocol.errors import RequestError
 
-from .division import Division, Presence, Sharer, groups_of, looks
+from .division import Presence, ShareOfGpus, Sharer, groups_of, looks
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import AllocationRow, JobRow
@@ -47,7 +47,7 @@ class Window:
         return held / (end - start) if end > start else 0.0
 
 
-class Served:
+class FairnessResult:
     """Whose the jobs of a window are, and how they were served."""
 
     def __init__(self, window: Window, by: str) -> None:
@@ -97,10 +97,10 @@ class Served:
             rho_worst=max(rhos, default=None),
         )
 
-    def _division(self, sharers: Mapping[int, Sharer | None]) -> Division:
+    def _division(self, sharers: Mapping[int, Sharer | None]) -> ShareOfGpus:
         rows = [row for job_id in sharers for row in self._rows[job_id]]
         start = max(self._window.start, min(row.start for row in rows))
-        known, division = {job_id: sharer for job_id, sharer in sharers.items() if sharer is not None}, Division()
+        known, division = {job_id: sharer for job_id, sharer in sharers.items() if sharer is not None}, ShareOfGpus()
         for _, held in looks(_changes(rows), start, self._window.end):
             division.add([(known[job_id], gpus) for job_id, gpus in held.items() if job_id in known])
         return division

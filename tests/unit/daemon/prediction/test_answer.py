@@ -12,7 +12,7 @@ from sample_history import ALICE, BOB, END, acted, rate
 from slurm_elastic.client.commands.predict import summary
 from slurm_elastic.daemon.models.priors import SHIPPED
 from slurm_elastic.daemon.prediction.answer import predict
-from slurm_elastic.daemon.prediction.sizes import Basis
+from slurm_elastic.daemon.prediction.sizes import PredictionInputs
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.store import Store
@@ -31,7 +31,7 @@ def history(tmp_path: Path) -> Iterator[Store]:
 
 def asked(store: Store, job_id: int = 12, viewer: Viewer | None = None, **query: object) -> Prediction:
     """The answer, to an admin unless somebody else asks."""
-    basis = Basis(Settings(), SHIPPED)
+    basis = PredictionInputs(Settings(), SHIPPED)
     viewer = viewer or Viewer(0, admin=True)
     return predict(store, lambda *_: basis, job_id, viewer, PredictQuery(**query), END)  # type: ignore[arg-type]
 

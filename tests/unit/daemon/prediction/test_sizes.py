@@ -6,7 +6,7 @@ from plan_cases import NOW, World, seen
 
 from slurm_elastic.daemon.models.priors import SHIPPED
 from slurm_elastic.daemon.planner.running.eligibility import running_job
-from slurm_elastic.daemon.prediction.sizes import Basis, Measured, listed, model_of, predicted
+from slurm_elastic.daemon.prediction.sizes import Measured, PredictionInputs, listed, model_of, predicted
 from slurm_elastic.protocol.answers.predict import PredictedSize
 from slurm_elastic.protocol.request import parse
 
@@ -21,7 +21,7 @@ def rows(request: str = REQUEST, **state: object) -> dict[int, PredictedSize]:
     world.state(1, **state)
     inputs = world.inputs()
     running = running_job(inputs.roster.elastic[1], inputs.states[1], world.settings, NOW)
-    basis = Basis(world.settings, SHIPPED, running, 4)
+    basis = PredictionInputs(world.settings, SHIPPED, running, 4)
     measured = Measured(parse(request), (seen(8),), None, 256)
     return {row.gpus: row for row in predicted(model_of(measured, basis), measured, parse(request).sizes(), basis, NOW)}
 

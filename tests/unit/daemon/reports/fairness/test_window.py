@@ -10,7 +10,7 @@ import pytest
 import sample_history
 
 from slurm_elastic.daemon import reports
-from slurm_elastic.daemon.reports.fairness.window import Fairness, Served, Window
+from slurm_elastic.daemon.reports.fairness.window import Fairness, FairnessResult, Window
 from slurm_elastic.db.rows import AllocationRow, JobRow
 from slurm_elastic.db.store import Store
 
@@ -39,7 +39,7 @@ SIX_AND_TWO = Window(
 def test_six_gpus_and_two() -> None:
     """An equal division is four each. The one made 1.5 of its progress, the other a half: (1.5 + 0.5)^2 / (2 * 2.5).
     Alone on four, 6,000 samples take 150 s, 2,000 take 50 s, and both took 100 s."""
-    found = Served(SIX_AND_TWO, "account").fairness(lambda _: EACH)
+    found = FairnessResult(SIX_AND_TWO, "account").fairness(lambda _: EACH)
     assert found == Fairness(
         between="user", groups=2, jain=pytest.approx(0.8), jain_gpus=pytest.approx(0.8),
         ended=2, rho_mean=pytest.approx((2 / 3 + 2) / 2), rho_worst=pytest.approx(2.0),
@@ -51,7 +51,7 @@ def test_waiting_counts_and_what_runs_is_so_far() -> None:
     take 320 s on its half; the first, whose 3,200 took it 40 s, was there with it for all of that time."""
     jobs = [job(1, "ann", 40.0, account="a"), job(2, "bob", None, account="b")]
     rows = [row(1, 8, 0.0, 40.0, 3200), row(2, 8, 40.0, None, 12_800)]
-    served = Served(Window(0.0, 200.0, 200.0, jobs, rows, [(150.0, 8.0)]), "account")
+    served = FairnessResult(Window(0.0, 200.0, 200.0, jobs, rows, [(150.0, 8.0)]), "account")
     groups = (40 * 2 + 160 * 1) / 200  # that were there with the second, in the mean
     assert served.rho(1, EACH) == pytest.approx(40 / (3200 / 40))
     assert served.rho(2, EACH) == pytest.approx(200 / (12_800 / (80 / groups)))
@@ -63,17 +63,17 @@ def test_waiting_counts_and_what_runs_is_so_far() -> None:
 def test_a_window_in_the_past_counts_its_own_samples() -> None:
     """Half of the time of two jobs that went on: half of their samples, and the four GPUs that there were."""
     window = replace(SIX_AND_TWO, end=50.0, jobs=[job(1, "ann", None), job(2, "bob", None)])
-    assert Served(window, "user").rho(1, EACH) == pytest.approx(50 / (3000 / (4 / 2 * 10)))
-    found = Served(window, "user").fairness(lambda _: EACH)
+    assert FairnessResult(window, "user").rho(1, EACH) == pytest.approx(50 / (3000 / (4 / 2 * 10)))
+    found = FairnessResult(window, "user").fairness(lambda _: EACH)
     assert found is not None and (found.ended, found.rho_mean, found.jain) == (0, None, pytest.approx(0.8))
 
 
 def test_what_is_not_known_is_none() -> None:
     """Without a model, without GPUs known, of another job: no figure, and no error."""
-    served = Served(SIX_AND_TWO, "user")
+    served = FairnessResult(SIX_AND_TWO, "user")
     assert served.rho(1, []) is None and served.rho(99, EACH) is None
-    assert Served(replace(SIX_AND_TWO, capacity=[]), "user").rho(1, EACH) is None
-    assert Served(replace(SIX_AND_TWO, jobs=SIX_AND_TWO.jobs[:1]), "user").fairness(lambda _: EACH) is None
+    assert FairnessResult(replace(SIX_AND_TWO, capacity=[]), "user").rho(1, EACH) is None
+    assert FairnessResult(replace(SIX_AND_TWO, jobs=SIX_AND_TWO.jobs[:1]), "user").fairness(lambda _: EACH) is None
     found = served.fairness(lambda _: [])
     assert found is not None and (found.jain, found.ended, found.rho_worst) == (None, 0, None)
 
