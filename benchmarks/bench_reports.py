@@ -130,7 +130,7 @@ def replica_check(layers: int, width: int) -> tuple[int, float, float]:
     state.keep("Model", model, own=True)
     state.keep("Optimizer0", optimizer, own=True)
     check = ReplicaCheck(state, lambda: strategy, torch.device("cpu"))
-    check.entered(World(generation=1, rank=0, size=2, grouped=True), {0})
+    check.entered(World(generation=1, rank=0, size=2), {0})
     for _ in range(EVERY):
         check.add_to(EMPTY_VOTE, 0)
     check.close()

@@ -73,7 +73,7 @@ class Stopwatch:
 def watched(job: elastic.Job) -> Stopwatch:
     """The parts of a switch, in their order."""
     from slurm_elastic.trainer_shim.training import switch
-    from slurm_elastic.trainer_shim.world import objects, p2p, process_group, rendezvous, state_transfer
+    from slurm_elastic.trainer_shim.world import groups, objects, p2p, process_group, rendezvous, state_transfer
 
     session, watch = job._session, Stopwatch()
     model, state = session.model(), session.state
@@ -83,7 +83,7 @@ def watched(job: elastic.Job) -> Stopwatch:
         watch.watch(rendezvous.Gate, name, "all arrive")
     watch.watch(process_group, "gather", "agree, who has state")
     watch.watch(model, "disconnect", "drop old model")
-    watch.watch(process_group, "leave", "leave group")
+    watch.watch(groups.Groups, "leave", "leave group")
     watch.watch(process_group, "form", "form group")
     watch.watch(model, "connect", "wrap model")
     watch.watch(state_transfer, "rescue", "leavers' parts")

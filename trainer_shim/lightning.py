@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning import __version__ as version
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities import distributed
@@ -104,23 +103,29 @@ class ElasticStrategy(Strategy):
         self.model.to(self.root_device)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        return (
-            distributed._sync_ddp_if_available(tensor, group, reduce_op) if isinstance(tensor, torch.Tensor) else tensor
-        )
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        return distributed._sync_ddp_if_available(tensor, group or self._group, reduce_op)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> Any:
-        return distributed._all_gather_ddp_if_available(tensor, group=group, sync_grads=sync_grads)
+        return distributed._all_gather_ddp_if_available(tensor, group or self._group, sync_grads)
 
     def barrier(self, name: str | None = None) -> None:
-        if self._in_world():
-            dist.all_reduce(torch.zeros(()))
+        if self._group is not None and not self._interrupted:
+            self._group.allreduce([torch.zeros(())]).wait()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        return objects.share(obj, src) if self._in_world() else obj
+        return objects.share(obj, self._group, src) if self._group is not None and not self._interrupted else obj
 
-    def _in_world(self) -> bool:
-        """Not on the way out of an error, where callbacks may save: the other ranks are elsewhere."""
-        return dist.is_initialized() and not self.lightning_module.trainer.interrupted
+    @property
+    def _group(self) -> Any:
+        world = self.job._session.membership.world
+        return world.group if world is not None and world.grouped else None
+
+    @property
+    def _interrupted(self) -> bool:
+        """On the way out of an error, where callbacks may save: the other ranks are elsewhere."""
+        return bool(self.lightning_module.trainer.interrupted)
 
     def setup_environment(self) -> None:
         super().setup_environment()

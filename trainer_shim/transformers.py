@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from transformers import Trainer, TrainerCallback
 from transformers import __version__ as version
 from transformers.trainer_callback import ExportableState
@@ -231,10 +230,11 @@ class _Elastic:
             return None
         if not all(micro.weight for micro, _ in step):
             counted = counted * 0
-        if dist.is_initialized():
+        world = hold.job._session.world()
+        if world.grouped:
             total = torch.as_tensor(counted).cpu()
             with hold.job._session.membership.ending_when_broken():
-                dist.all_reduce(total)
+                world.group.allreduce([total]).wait()
             counted = total.to(device)
         return counted
 

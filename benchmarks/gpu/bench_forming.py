@@ -51,12 +51,12 @@ def measure(check: Check, warmed: bool) -> None:
         begun = time.perf_counter()
         world = worlds.form(gate_of(number))
         formed = time.perf_counter()
-        dist.all_reduce(x)
+        world.group.allreduce([x]).wait()
         synchronize(check.cuda)
         forming.append(formed - begun)
         first.append(time.perf_counter() - formed)
+        world.owned.leave(later=True)
         del world
-        worlds.leave(later=True)
     later = f"later {statistics.median(forming[1:]):.4f} and {statistics.median(first[1:]):.4f} s"
     check.figure(f"{said}: form() and first all-reduce", f"{forming[0]:.3f} and {first[0]:.3f} s, {later}")
     os._exit(0)

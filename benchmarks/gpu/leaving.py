@@ -113,6 +113,7 @@ def job() -> None:
     sys.path[:0] = [str(ROOT / "packaging" / "namespace"), str(ROOT / "tests" / "gpu")]
     from one_rank_worlds import gate_of
 
+    from slurm_elastic.trainer_shim.world import groups
     from slurm_elastic.trainer_shim.world import process_group as worlds
 
     x = torch.ones(1024, device="cuda")
@@ -122,24 +123,24 @@ def job() -> None:
         for _ in range(8):
             world = worlds.form(gate_of(number))
             number += 1
-            dist.all_reduce(x)
+            world.group.allreduce([x]).wait()
             torch.cuda.synchronize()
             time.sleep(0.6)  # a world lives for a while
             begun = time.perf_counter()
+            world.owned.leave(later=later)
             del world
-            worlds.leave(later=later)
             left = time.perf_counter()
             world = worlds.form(gate_of(number))
             number += 1
-            dist.all_reduce(x)
+            world.group.allreduce([x]).wait()
             torch.cuda.synchronize()
             whole.append(time.perf_counter() - begun)
-            worlds.end_left()
+            groups.end_left()
             leaving.append(left - begun)
             free, total = torch.cuda.mem_get_info()
             used.append((total - free) / 1e6)
+            world.owned.leave()
             del world
-            worlds.leave()
         said = "beside" if later else "waited for"
         print(f"{'job, ' + said:18} leave: {milliseconds(leaving)}; until next all-reduce: {milliseconds(whole)} ms")
         print(f"{'':18} MB of the GPU then (all variants' together): {used[0]:.0f} .. {used[-1]:.0f}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import gc
 import os
 import statistics
@@ -19,9 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from checking import STAND_IN, Check, left_s, synchronize, used_mb
+from checking import STAND_IN, Check, left_s, used_mb
 from one_rank_worlds import KEY, gate_of
 
+from slurm_elastic.trainer_shim.world import groups
 from slurm_elastic.trainer_shim.world import process_group as worlds
 from slurm_elastic.trainer_shim.world.mesh import mesh_of
 from slurm_elastic.trainer_shim.world.stores import SealedStore
@@ -29,16 +29,16 @@ from slurm_elastic.trainer_shim.world.stores import SealedStore
 ROUNDS, WARM = 34, 11
 
 
-def sum_of(device: torch.device, group: Any = None) -> None:
+def sum_of(device: torch.device, group: Any) -> None:
     x = torch.full((1024,), 3.0, device=device)
     dist.all_reduce(x, group=group)
     if float(x.sum()) != 3072.0:
         raise AssertionError("the sum over one rank is not its own value")
 
 
-def abort(device: torch.device) -> None:
+def abort(world: worlds.World, device: torch.device) -> None:
     """What is done to a communicator that hangs."""
-    backend: Any = dist.group.WORLD._get_backend(device)  # type: ignore[union-attr]
+    backend: Any = world.group._get_backend(device)
     if hasattr(backend, "abort"):
         backend.abort()
 
@@ -68,9 +68,15 @@ def settled(bounds: dict[str, float] | None = None) -> dict[str, float]:
 
 def ended() -> None:
     """Have the communicators end that were left, and wait for it."""
-    worlds.end_left()
-    if worlds._ending is not None:
-        worlds._ending.join()
+    groups.end_left()
+    if groups._ending is not None:
+        groups._ending.join()
+
+
+def leave_all() -> None:
+    """Worlds that an error has left."""
+    for held in list(groups._slots.values()):
+        held.leave(later=True, broken=True)
 
 
 def milliseconds(times: list[float]) -> str:
@@ -94,14 +100,14 @@ def many(check: Check) -> None:
         at = [time.perf_counter()]
         world = worlds.form(gate_of(number))
         at.append(time.perf_counter())
-        sum_of(check.device)
+        sum_of(check.device, world.group)
         at.append(time.perf_counter())
         aborted = number >= WARM and number % 4 == 0
         if aborted:
-            abort(check.device)
+            abort(world, check.device)
             aborts += 1
+        world.owned.leave(later=True, broken=aborted)
         del world
-        worlds.leave(later=True, broken=aborted)
         at.append(time.perf_counter())
         if not aborted:
             ended()
@@ -135,21 +141,15 @@ def overlapping(check: Check) -> None:
     """The next communicator is there, and used, before the old one is left."""
     for number in range(200, 210):
         world = worlds.form(gate_of(number))  # torch does not hold its store
-        sum_of(check.device)
+        sum_of(check.device, world.group)
         ended()
-        gate = gate_of(number + 100)
-        store = SealedStore(gate.base, KEY, f"{gate.name}/pg", lambda: False, 20)
-        kind: Any = dist.ProcessGroupNCCL if check.cuda and not STAND_IN else dist.ProcessGroupGloo
-        following = kind(store, 0, 1, datetime.timedelta(seconds=20))
-        x = torch.ones(8, device="cpu" if STAND_IN else check.device)
-        following.allreduce([x]).wait()
-        sum_of(check.device)
+        following = worlds.form(gate_of(number + 100))
+        sum_of(check.device, following.group)
+        sum_of(check.device, world.group)
+        world.owned.leave(later=True)
         del world
-        worlds.leave(later=True)
-        following.allreduce([x]).wait()
-        synchronize(check.cuda)
-        if hasattr(following, "shutdown"):
-            following.shutdown()
+        sum_of(check.device, following.group)
+        following.owned.leave(later=True)
         del following
     check.figure("next one formed before the old is left", "10 times", True, "no error")
 
@@ -160,23 +160,24 @@ def several(check: Check, name: str, times: int = 3) -> None:
     for number in range(times):
         begun = time.perf_counter()
         world = worlds.form(gate_of(400 + number))
-        sum_of(check.device)
-        worlds.end_left()
+        sum_of(check.device, world.group)
+        groups.end_left()
+        world.owned.leave(later=True)
         del world
-        worlds.leave(later=True)
         took.append(time.perf_counter() - begun)
     check.figure(name, milliseconds(took), True, "no error")
 
 
 @contextlib.contextmanager
 def init_with(**options: Any) -> Iterator[None]:
-    """The product's form(), with more options of init_process_group."""
-    given: Callable[..., Any] = dist.init_process_group
-    dist.init_process_group = lambda *args, **more: given(*args, **more, **options)
+    """The product's form(), with more options of torch's."""
+    torchs: Any = dist.distributed_c10d
+    given: Callable[..., Any] = torchs._new_process_group_helper
+    torchs._new_process_group_helper = lambda *args, **more: given(*args, **more, **options)
     try:
         yield
     finally:
-        dist.init_process_group = given
+        torchs._new_process_group_helper = given
 
 
 @contextlib.contextmanager
@@ -188,20 +189,21 @@ def environment(name: str, value: str) -> Iterator[None]:
         del os.environ[name]
 
 
-def groups(check: Check) -> None:
+def more_groups(check: Check) -> None:
     """More groups beside the default one, as checkpoints and meshes make them."""
     for number in range(500, 505):
         world = worlds.form(gate_of(number))
+        world.owned.use()
         sum_of(check.device, dist.new_group([0]))
-        worlds.end_left()
-        sum_of(torch.device("cpu"), dist.new_group(backend="gloo", timeout=datetime.timedelta(minutes=10)))
+        groups.end_left()
+        sum_of(torch.device("cpu"), world.owned.beside())
         mesh = mesh_of(dataclasses.replace(world, unit=1), check.device, units=True)
         if mesh is None:
             raise AssertionError("no mesh")
         for axis in ("dp", "tp"):
             sum_of(check.device, mesh.get_group(axis))
+        world.owned.leave(later=True)
         del mesh, world
-        worlds.leave(later=True)
     check.figure("new_group, and a 2-D mesh", "5 times", True, "no error")
 
 
@@ -211,25 +213,25 @@ def main() -> None:
         torch.cuda.set_device(0)
     with check.part("worlds formed and left"):
         many(check)
-    worlds.leave(later=True, broken=True)
+    leave_all()
     with check.part("new_group, and a 2-D mesh"):
-        groups(check)
-    worlds.leave(later=True, broken=True)
+        more_groups(check)
+    leave_all()
     with check.part("next one formed before the old is left"):
         overlapping(check)
-    worlds.leave(later=True, broken=True)
+    leave_all()
     if check.cuda and not STAND_IN:
         with check.part("device_id="), init_with(device_id=check.device):
             several(check, "device_id=")
-        worlds.leave(later=True, broken=True)
+        leave_all()
         with check.part("blocking=False"), environment("TORCH_NCCL_USE_COMM_NONBLOCKING", "1"):
             several(check, "blocking=False")
-        worlds.leave(later=True, broken=True)
+        leave_all()
         both = "blocking=False and device_id="
         nonblocking = environment("TORCH_NCCL_USE_COMM_NONBLOCKING", "1")
         with check.part(both), nonblocking, init_with(device_id=check.device):
             several(check, both)
-        worlds.leave(later=True, broken=True)
+        leave_all()
     try:
         gate = gate_of(600)
         SealedStore(gate.base, KEY, gate.name).clone()

@@ -8,14 +8,12 @@ else uses the group that is handed in: writing runs beside the training's own co
 
 from __future__ import annotations
 
-import datetime
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.utils import _create_file_view
@@ -32,13 +30,6 @@ from .files import STATE, Entry, Saved
 
 METADATA = ".metadata"
 """The index of parts, by the name that torch.distributed.checkpoint gives it."""
-TIMEOUT = datetime.timedelta(minutes=10)
-"""Bound of a single collective of a save: the slowest rank's writing."""
-
-
-def group_of_all() -> Any:
-    """A process group for saving or loading; all ranks call this at the same time."""
-    return dist.new_group(timeout=TIMEOUT, backend="gloo")
 
 
 def copy(captured: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
@@ -73,7 +64,7 @@ class _Outcome:
 
 def _write_once(directory: Path, skeleton: Any, tensors: list[torch.Tensor], group: Any, safe: Globals) -> _Outcome:
     """Every rank has an outcome of the same kind."""
-    rank = dist.get_rank(group)
+    rank = group.rank()
     path = objects.share(_prepared(directory, skeleton, safe) if rank == 0 else None, group=group)
     if isinstance(path, Exception):
         return _Outcome(problem=path)
@@ -116,7 +107,7 @@ class _Plan:
 
 def _planned(path: Path, tensors: list[torch.Tensor], group: Any) -> tuple[_Plan, Any]:
     """Which rank writes what, and on rank 0 the index; every rank calls this, and where one cannot, all raise."""
-    rank = dist.get_rank(group)
+    rank = group.rank()
     planner, writer = DefaultSavePlanner(), FileSystemWriter(path)
     own, problem = None, None
     try:
@@ -155,7 +146,7 @@ def _seal(directory: Path, path: Path, skeleton: Any, entries: list[dict[str, En
 def _room_made(directory: Path, problem: BaseException, group: Any) -> bool:
     """Whether the disk was full for any rank, and rank 0 could do something about it."""
     full = any(objects.gather(room.is_full(problem), group))
-    return bool(objects.share(full and dist.get_rank(group) == 0 and files.make_room(directory), group=group))
+    return bool(objects.share(full and group.rank() == 0 and files.make_room(directory), group=group))
 
 
 def read(path: Path, skeleton: Any, state: State | None, group: Any) -> dict[str, Any]:

@@ -61,8 +61,6 @@ class Snapshots:
         self._held: dict[str, Any] | None = None
         self._ahead, self._ahead_until, self._ahead_saved = 0, 0.0, False
         self._copying: Future[dict[str, Any]] | None = None
-        self._group: tuple[object, Any] | None = None
-        """Of the process group that this store has formed."""
         self._still = threading.Lock()
         self._quiet = False
         self._pause_s = 0.0
@@ -91,7 +89,6 @@ class Snapshots:
         self._copying = None
         if self._model().sharded:
             self.saving.wait(PARTS_WAIT_S)  # what is being written in parts needs the group that is about to go
-            self._group = None
         elif rank_0 and self.saving.writer is not None:
             captured = self._state.capture()
             # Replicas are copied while the new world forms: until its first step nothing changes them.
@@ -167,7 +164,7 @@ class Snapshots:
             print(f"no checkpoint of step {step}: the one before is not written after {SAVE_WAIT_S:.0f} s", flush=True)
             return
         skeleton, tensors = sharded.copy(self._state.capture())
-        group = self.group(world)
+        group = world.owned.beside()
         writer.put_parts(lambda: sharded.write(writer.directory, skeleton, tensors, group, writer.safe))
 
     def read_parts(self, found: Found, world: World | None) -> dict[str, Any]:
@@ -178,15 +175,9 @@ class Snapshots:
         from . import sharded
 
         saved, skeleton = found
-        return sharded.read(saved.path, skeleton, self._state if world else None, self.group(world) if world else None)
-
-    def group(self, world: World) -> Any:
-        """The process group that saving and loading have to themselves; every rank asks for it at the same step."""
-        from . import sharded
-
-        if self._group is None or self._group[0] is not world.store:  # another batch alone leaves the groups
-            self._group = (world.store, sharded.group_of_all())
-        return self._group[1]
+        return sharded.read(
+            saved.path, skeleton, self._state if world else None, world.owned.beside() if world else None
+        )
 
     @contextmanager
     def quiet(self) -> Iterator[None]:

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -155,15 +154,16 @@ class Replicated(Strategy):
         self._norms.over(self.module.parameters(), shared=world.size > 1)
         if world.size == 1:
             return
+        options = {"process_group": world.group, **UNSYNCED, **self.ddp_options}
         if self._hooked or not self._rides:
             if any(self._trained.now()):
-                self._ddp = DistributedDataParallel(self.module, **UNSYNCED, **self.ddp_options)
+                self._ddp = DistributedDataParallel(self.module, **options)
             if self._ddp is not None and self._hooked:
-                self._ddp.register_comm_hook(None, lambda state, bucket: self._combine(bucket))
+                self._ddp.register_comm_hook(None, lambda state, bucket: self._combine(world, bucket))
             return
         hidden = nn.Parameter(torch.zeros(VOTE_SIZE, dtype=self._dtype, device=self._device))
         self._outer = _Outer(self.module, hidden)
-        self._ddp = DistributedDataParallel(self._outer, **UNSYNCED, **self.ddp_options)
+        self._ddp = DistributedDataParallel(self._outer, **options)
         # The hidden parameter's gradient is among the first; what is queued there runs when all have been computed,
         # and before DistributedDataParallel, which queues later, waits for their means.
         engine: Any = torch.autograd.Variable._execution_engine
@@ -286,9 +286,9 @@ class Replicated(Strategy):
         else:
             torch.autograd.backward((loss, self._outer.hidden), (None, self._outer.values))
 
-    def _combine(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    def _combine(self, world: World, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """What DistributedDataParallel calls with each bucket that is complete."""
-        combined = self._by_bucket.combine(bucket, self._share, dist.group.WORLD)
+        combined = self._by_bucket.combine(bucket, self._share, world.group)
         return combined.then(lambda future: future.value()[0])
 
     def _computed(self) -> None:

@@ -14,7 +14,6 @@ import os
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from slurm_elastic.protocol.errors import TrainingError
@@ -78,8 +77,9 @@ class Deterministic(Strategy):
         if micro.weight:
             self._order.hand_in(micro.shard, grads)
         if last:
-            ranks, rank = (self._world.size, self._world.rank) if self._world is not None else (1, 0)
-            for tensor, grad in self._order.combine(parameters, micro.total, ranks, rank, dist.group.WORLD):
+            world = self._world
+            ranks, rank, group = (world.size, world.rank, world.group) if world is not None and world.size > 1 else (1, 0, None)
+            for tensor, grad in self._order.combine(parameters, micro.total, ranks, rank, group):
                 tensor.grad = grad
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from slurm_elastic.protocol.errors import TrainingError
@@ -99,7 +98,7 @@ class Replica(Replicated, OwnModel):
         # Buffers and buckets are agreed on in the forward pass.
         return attempt(lambda: self._wrapped(*args, **kwargs), owner.on_error, lambda: None)
 
-    def _combine(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    def _combine(self, world: World, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         self._exchanged, self._awaits = True, False
         owner, buffer = self._owner, bucket.buffer()
 
@@ -112,7 +111,7 @@ class Replica(Replicated, OwnModel):
             return combined
 
         try:
-            return owner.by_bucket.combine(bucket, owner.weight, dist.group.WORLD).then(done)
+            return owner.by_bucket.combine(bucket, owner.weight, world.group).then(done)
         except RuntimeError as error:
             owner.broken = error
             given_up: torch.futures.Future[torch.Tensor] = torch.futures.Future()

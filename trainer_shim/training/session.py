@@ -31,6 +31,7 @@ from ..parallel.strategy import Strategy
 from ..state.kept_parts import State
 from ..state.trackers import Trackers
 from ..state.variables import Variables
+from ..world import groups
 from ..world import process_group as worlds
 from ..world.agreement import Tally, TallyReader, Vote
 from ..world.process_group import World
@@ -183,7 +184,7 @@ class Session:
         self.optimizers().schedule(progress)
         self._votes.append((coming, reader, self.replica_check.taken()))
         self.reporting.stepped(total, count, self.optimizers().first_rate(), self.model().exposed_s())
-        worlds.end_left()
+        groups.end_left()
         if not self._stepped:
             self._stepped = True
             if self.rank == 0:
@@ -472,8 +473,9 @@ class Session:
         if self.strategy is not None:
             self.strategy.disconnect()
         # Under the supervisor the process ends right after this, and destroying a group may wait for dead ranks.
-        if self.membership.world is not None and self.membership.world.grouped and self.membership.client is None:
-            worlds.leave()
+        world = self.membership.world
+        if world is not None and world.groups is not None and self.membership.client is None:
+            world.groups.leave()
         self._leftovers.end()
         self.replica_check.close()
         if self.membership.client is not None:

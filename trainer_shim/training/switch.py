@@ -222,7 +222,7 @@ class WorldSwitch:
         if model.sharded and has_state and kept is None and in_parts is None:
             kept = HeldParts.of(captured or state.capture_values())
         if len(holders) < world.size:  # groups are formed of what is trained, on all ranks alike
-            state.freeze(objects.share(state.frozen(), source=holders[0]))
+            state.freeze(objects.share(state.frozen(), world.group, holders[0]))
         model.connect(world)
         model.initialize(session.tuning.seed, parameters=any(begun))
         if in_parts is not None:

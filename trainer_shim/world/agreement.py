@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 
 from .process_group import World
 
@@ -134,14 +133,14 @@ class VoteExchange:
 
     def __init__(self, world: World | None, vote: Vote | None, said: int = 0) -> None:
         self._vote = vote
-        self._ranks = world.size if world is not None and world.grouped else 1
         self._sum = torch.zeros(0)
-        self._pending: Any = None
+        self._ranks, self._pending = 1, None
         self.agreed = True
         """Whether all ranks have said the same number; known once the votes are read."""
-        if vote is not None and self._ranks > 1:
+        if vote is not None and world is not None and world.grouped and world.size > 1:
+            self._ranks = world.size
             self._sum = torch.tensor([*vote.encoded(), said, said * said], dtype=torch.float64)
-            self._pending = dist.all_reduce(self._sum, async_op=True)
+            self._pending = world.group.allreduce([self._sum])
 
     def reader(self) -> TallyReader | None:
         """Wait for all votes; None where this rank has none."""

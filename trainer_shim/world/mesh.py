@@ -50,10 +50,10 @@ def mesh_of(world: World, device: torch.device) -> DeviceMesh | None:
 
     Every rank of the world calls this at the same time.
     """
-    if not world.grouped:
+    if world.groups is None:
         return None
     names, shape = zip(*world.layout.sizes(world.size).items(), strict=True)
-    with deaf_when_made():
+    with deaf_when_made(), world.groups.used():
         made = init_device_mesh(device.type, shape, mesh_dim_names=names)
     mesh = _MESHES.setdefault((device.type, shape, world.rank), made)
     mesh.__dict__.update(made.__dict__)
@@ -153,7 +153,7 @@ def clip(parameters: Iterable[torch.nn.Parameter], limit: float) -> None:
     for groups, parts in spread.values():
         square = torch.stack([norm.to(total.dtype) for norm in torch._foreach_norm(parts)]).square().sum()
         for group in groups:
-            dist.all_reduce(square, group=group)
+            group.allreduce([square]).wait()
         total = total + square
     factor = (limit / (total.sqrt() + 1e-6)).clamp(max=1.0)
     for grad in grads:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import BroadcastOptions, ProcessGroup
 
 from ..control import job_key
 from ..state.packed_tensors import Slot
@@ -37,30 +37,21 @@ LIST, TUPLE, DICT, SLOT, DTYPE, OTHER = range(6)
 class _Line:
     """What has been said in one group so far."""
 
-    def __init__(self, world: str) -> None:
-        self.world, self._calls = world, 0
+    def __init__(self, name: str) -> None:
+        self._name, self._calls = name, 0
 
     def next_call(self) -> str:
+        """What sets this call apart from all others of the job; the same on all ranks of the group."""
         self._calls += 1
-        return f"{self.world} {self._calls}"
+        return f"{self._name} {self._calls}"
 
 
 _lines: weakref.WeakKeyDictionary[Any, _Line] = weakref.WeakKeyDictionary()
 
 
-def begin(world: str) -> None:
-    """The default group is new; no other one of this job is made for this name."""
-    _lines[dist.group.WORLD] = _Line(world)
-
-
-def _next_call(group: Any) -> str:
-    """What sets this call apart from all others of the job; the same on all ranks of the group."""
-    of_all, group = dist.group.WORLD, group or dist.group.WORLD
-    if of_all not in _lines:  # made by torchrun
-        begin("")
-    if group not in _lines:
-        _lines[group] = _Line(f"{_lines[of_all].world} {group.group_name}")
-    return _lines[group].next_call()
+def begin(group: ProcessGroup, name: str) -> None:
+    """A group is new; no other one of this job has this name."""
+    _lines[group] = _Line(name)
 
 
 def encode(value: Any, call: str, sender: int) -> bytes:
@@ -76,48 +67,49 @@ def decode(data: bytes, call: str, sender: int) -> Any:
     return _value(json.loads(data[SEAL:]))
 
 
-def send(value: Any, source: int, targets: Sequence[int], rank: int, seconds: float) -> Any:
-    """The source's value, on the targets too. Every rank of the world calls this. `seconds`: for all of it."""
-    deadline, call = time.monotonic() + seconds, _next_call(None)
+def send(value: Any, source: int, targets: Sequence[int], group: ProcessGroup, seconds: float) -> Any:
+    """The source's value, on the targets too. Every rank of the group calls this. `seconds`: for all of it."""
+    deadline, call, rank = time.monotonic() + seconds, _lines[group].next_call(), group.rank()
     if rank == source and targets:
         data = _tensor(encode(value, call, source))
         length = torch.tensor([data.numel()])
-        pending = [dist.isend(length, dst=target, tag=TAG) for target in targets]
-        pending += [dist.isend(data, dst=target, tag=TAG + 1) for target in targets]
+        pending = [group.send([length], target, TAG) for target in targets]
+        pending += [group.send([data], target, TAG + 1) for target in targets]
         wait(pending, deadline)
     elif rank in targets:
         length = torch.zeros(1, dtype=torch.int64)
-        wait([dist.irecv(length, src=source, tag=TAG)], deadline)
+        wait([group.recv([length], source, TAG)], deadline)
         data = torch.empty(int(length), dtype=torch.uint8)
-        wait([dist.irecv(data, src=source, tag=TAG + 1)], deadline)
+        wait([group.recv([data], source, TAG + 1)], deadline)
         value = decode(_taken(data), call, source)
     return value
 
 
-def gather(value: Any, group: Any = None) -> list[Any]:
+def gather(value: Any, group: ProcessGroup) -> list[Any]:
     """Every rank's value, by rank in the group."""
-    call, ranks = _next_call(group), range(dist.get_world_size(group))
-    data = _tensor(encode(value, call, dist.get_rank(group)))
+    call, ranks = _lines[group].next_call(), range(group.size())
+    data = _tensor(encode(value, call, group.rank()))
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
-    dist.all_gather(lengths, torch.tensor([data.numel()]), group=group)
+    group.allgather([lengths], [torch.tensor([data.numel()])]).wait()
     longest = max(int(length) for length in lengths)
     filled = torch.zeros(longest, dtype=torch.uint8)
     filled[: data.numel()] = data
     everything = [torch.empty(longest, dtype=torch.uint8) for _ in ranks]
-    dist.all_gather(everything, filled, group=group)
+    group.allgather([everything], [filled]).wait()
     said = zip(ranks, everything, lengths, strict=True)
     return [decode(_taken(one[: int(length)]), call, rank) for rank, one, length in said]
 
 
-def share(value: Any, source: int = 0, group: Any = None) -> Any:
+def share(value: Any, group: ProcessGroup, source: int = 0) -> Any:
     """The source's value, on every rank of the group."""
-    sends, call = dist.get_rank() == source, _next_call(group)
+    sends, call, options = group.rank() == source, _lines[group].next_call(), BroadcastOptions()
+    options.rootRank = source
     data = _tensor(encode(value, call, source)) if sends else torch.empty(0, dtype=torch.uint8)
     length = torch.tensor([data.numel()])
-    dist.broadcast(length, src=source, group=group)
+    group.broadcast([length], options).wait()
     if not sends:
         data = torch.empty(int(length), dtype=torch.uint8)
-    dist.broadcast(data, src=source, group=group)
+    group.broadcast([data], options).wait()
     return value if sends else decode(_taken(data), call, source)
 
 

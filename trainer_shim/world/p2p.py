@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ..state.packed_tensors import buckets_of
 from .objects import wait
+from .process_group import World
 
 Parts = Mapping[int, Sequence[torch.Tensor]]
 
 
-def move(sends: Parts, receives: Parts, seconds: float) -> None:
-    """Send and fill parts, by the other rank; for one pair of ranks both sides name them in the same order.
+def move(world: World, sends: Parts, receives: Parts, seconds: float) -> None:
+    """Send and fill parts, by the world's other rank; for one pair of ranks both sides name them in the same order.
 
     seconds: for all of it. Raises RuntimeError when another rank is gone, or does not take part in time.
     """
@@ -30,7 +30,7 @@ def move(sends: Parts, receives: Parts, seconds: float) -> None:
     for peer in sorted(receives):
         for tag, parcel in enumerate(_parcels(receives[peer])):
             flat = _as_bytes(parcel[0]) if _direct(parcel) else torch.empty(_bytes(parcel), dtype=torch.uint8)
-            pending.append(dist.irecv(flat, src=peer, tag=tag))
+            pending.append(world.group.recv([flat], peer, tag))
             arriving.append((parcel, flat))
     for peer in sorted(sends):
         for tag, parcel in enumerate(_parcels(sends[peer])):
@@ -38,7 +38,7 @@ def move(sends: Parts, receives: Parts, seconds: float) -> None:
                 _as_bytes(parcel[0]) if _direct(parcel) else torch.cat([_as_bytes(_at_host(part)) for part in parcel])
             )
             leaving.append(flat)  # until it has been sent
-            pending.append(dist.isend(flat, dst=peer, tag=tag))
+            pending.append(world.group.send([flat], peer, tag))
     wait(pending, deadline)
     for parcel, flat in arriving:
         if not _direct(parcel):

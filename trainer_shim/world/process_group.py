@@ -1,10 +1,10 @@
-"""The process group of one generation: forming it, leaving it, and moving state inside it.
+"""A world's forming, and what its ranks tell each other in numbers.
 
 A world forms in two phases, each bounded. First every member checks in at the generation's own store; once all entries
 are there rank 0 opens the gate. Nothing of the old world has been touched until then, so a world that is not complete
 can still be given up. Then the group is made under a prefix that no other generation uses, and used once all ranks have
-made it. The caller has to drop its DistributedDataParallel object before `leave`: one that outlives its group can
-deadlock in gloo's destructor (pytorch issue 56297).
+made it. The caller has to drop its DistributedDataParallel object before the world leaves its groups: one that outlives
+its group can deadlock in gloo's destructor (pytorch issue 56297).
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import dataclasses
 import datetime
 import os
 import socket
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +28,8 @@ from slurm_elastic.protocol.errors import TrainingError
 from ..control import cuda_backend
 from ..control.worker_client import ComingWorld
 from ..control.world_store import KeyStore, RemoteStore, WorldStore
-from . import objects
+from . import groups, objects
+from .groups import Groups
 from .layout import WHOLE, Layout
 from .listeners import deaf_when_made
 from .stores import Forged, SealedStore
@@ -45,8 +44,6 @@ to a member that has given up waits until its supervisor ends it, and a first st
 not dead, as long as any collective may take."""
 ARRIVAL_S = 5.0
 """How much later than a joiner, which knows why it does not get through, rank 0 gives up waiting for it."""
-ENDING_S = 10.0
-"""The longest to wait for the communicators of the world before the last to end."""
 POLL_S = 1.0
 
 
@@ -60,22 +57,37 @@ class WorldNotFormed(TrainingError):
 
 @dataclass(frozen=True)
 class World:
-    """One generation's place in the group. `grouped`: torch.distributed is initialised for it."""
+    """One generation's place among its ranks."""
 
     generation: int
     rank: int
     size: int
-    grouped: bool
+    groups: Groups | None = None
+    """Its own; None in a process alone, that no other one can join."""
     store: KeyStore | None = None
     """Held as long as the world lives: rank 0's handle is the server."""
-    patient: object = None
-    """Held because torch does not hold it."""
     layout: Layout = WHOLE
 
     @property
     def unit(self) -> int:
         """Ranks that hold one replica of the model together; neighbours in rank."""
         return self.layout.unit
+
+    @property
+    def grouped(self) -> bool:
+        return self.groups is not None
+
+    @property
+    def owned(self) -> Groups:
+        """Its groups, of which it has some."""
+        if self.groups is None:
+            raise AssertionError("a process alone has no groups")
+        return self.groups
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """That of all ranks."""
+        return self.owned.everyone
 
     @property
     def replicas(self) -> int:
@@ -98,7 +110,7 @@ def from_environment() -> World:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if not dist.is_initialized():
         dist.init_process_group(backend(), rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
-    return World(generation=0, rank=rank, size=size, grouped=True)
+    return World(generation=0, rank=rank, size=size, groups=groups.adopt())
 
 
 def laid_out(world: World, layout: Layout) -> World:
@@ -206,31 +218,30 @@ class Gate:
 
 
 def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
-    """Make the group once the gate is open: on all of its ranks, or else everyone raises WorldNotFormed, and soon when
-    give_up says so."""
+    """Make the world's groups once the gate is open: on all of its ranks, or else everyone raises WorldNotFormed, and
+    soon when give_up says so. Another world that is there goes on; which one is in use is for the caller to say."""
     coming = gate.coming
+    made: Groups | None = None
     store = SealedStore(gate.base, coming.key, f"{gate.name}/pg", give_up, coming.forming_s)
     try:
-        # torch puts a count of groups into the store's keys, and sets it back when a group is destroyed: not when one
-        # did not form. Where that has happened on some ranks only they would look for each other under two names.
-        dist.distributed_c10d._world.group_count = 0
+        slot = groups.free_slot() if coming.rank == 0 else int(store.get("slot"))
+        if coming.rank == 0:
+            store.set("slot", str(slot))
         # Everyone has checked in, so forming and handing over state are short; bound() then allows for long waits.
         # Who turns back meanwhile leaves the others connecting: who does the same in vain has to be back in time too.
         timeout = datetime.timedelta(seconds=coming.forming_s / CONNECT_TRIES)
         first = timeout if LATER_BOUNDS else COLLECTIVE_TIMEOUT
-        excepthook = sys.excepthook
-        wait_left()
-        with deaf_when_made(lambda: getattr(dist.group.WORLD, "bound_device_id", None) is None):
-            dist.init_process_group(backend(), store=store, rank=coming.rank, world_size=coming.size, timeout=first)
-            sys.excepthook = excepthook  # torch puts one more around it, which prefixes each line, with every group
+        groups.wait_left()
+        with deaf_when_made(lambda: made is None or getattr(made.everyone, "bound_device_id", None) is None):
+            made = groups.make(backend(), store, coming.rank, coming.size, slot, gate.name, first)
             complete(store, coming.size, timeout)
         if isinstance(gate.base, WorldStore):
             gate.base.close_door()
-        objects.begin(gate.name)
     except (RuntimeError, ValueError) as error:
-        leave(later=True, broken=True)
+        if made is not None:
+            made.leave(later=True, broken=True)
         raise WorldNotFormed(f"world {coming.generation} did not form: {error}") from None
-    world = World(coming.generation, coming.rank, coming.size, grouped=True, store=gate.base, patient=store)
+    world = World(coming.generation, coming.rank, coming.size, made, store=gate.base)
     bound(world, coming.forming_s)
     return world
 
@@ -248,90 +259,8 @@ def complete(store: Store, size: int, timeout: datetime.timedelta) -> None:
 
 def bound(world: World, seconds: float = COLLECTIVE_TIMEOUT.total_seconds()) -> None:
     """The longest that a single collective may take from now on; at least as long as an evaluation on rank 0 does."""
-    change = getattr(dist, "set_timeout", None) or getattr(dist.distributed_c10d, "_set_pg_timeout", None)
-    if world.grouped and world.store is not None and change is not None:
-        change(datetime.timedelta(seconds=seconds), None)
-
-
-def is_grouped() -> bool:
-    """Whether this process is in a default process group, whoever made it."""
-    return bool(dist.is_initialized())
-
-
-def leave(later: bool = False, broken: bool = False) -> None:
-    """Destroy the process group. Every DistributedDataParallel object of it has to be gone by now.
-
-    later: the process goes on, and need not wait for the group's own threads to end. broken: nor may the other members
-    wait for this one: its connections close now.
-    """
-    if dist.is_initialized():
-        destroy(dist.group.WORLD, later, broken)
-
-
-_left: list[Any] = []
-"""The groups that were left last."""
-_communicators: list[list[Any]] = []
-"""Of groups that were left, with NCCL's communicators, which end once the next world has made its own."""
-_ending: threading.Thread | None = None
-"""What ends them."""
-
-
-def destroy(group: Any, later: bool, broken: bool = False) -> None:
-    """Destroy a group; `later` leaves its destructor, which waits 20 ms for gloo's threads, to a thread of its own, and
-    NCCL's communicators to end_left(): NCCL waits for one of its threads that looks up every 500 ms only.
-
-    Unless it is broken, the first is done with the next call only: just left, the group's threads may still let go of a
-    tensor, which takes the GIL, and torch 2.4 holds that while it waits for them to end. By then they are idle.
-    """
-    named = getattr(dist.distributed_c10d._world, "pg_map", ()) if group is dist.group.WORLD else ()
-    held = [group, *named]  # a mesh's own groups end with the default one
-    beside = later and torch.cuda.is_available() and hasattr(group, "shutdown")
-    if beside and named:
-        dist.distributed_c10d._world.pg_names.clear()  # of these destroy_process_group() waits for their communicators
-    del group, named
-    dist.destroy_process_group(held[0])
-    if beside:
-        _communicators.append(held)
-    elif later and not torch.cuda.is_available():
-        if broken:
-            ending = held
-        else:
-            ending, _left[:] = list(_left), held
-            held = []
-        # Not a daemon thread: one that comes back from gloo into an interpreter that ends aborts the process.
-        threading.Thread(target=ending.clear, name="selastic-group-end").start()
-
-
-def end_left() -> None:
-    """End NCCL's communicators of the groups that were left, on a thread of its own.
-
-    Called after a world's first step, when it has made its own: one that ends while another is made can race with it
-    (pytorch issue 119196).
-    """
-    global _ending
-    if _communicators:
-        groups = [group for held in _communicators for group in held]
-        _communicators.clear()
-        _ending = threading.Thread(target=_end, args=(groups,), name="selastic-group-end")
-        _ending.start()
-
-
-def wait_left() -> None:
-    """Wait, no longer than ENDING_S, for the communicators that are ending: another one is about to be made, and those
-    that end take memory of the GPU. No more than two groups are left without an end."""
-    if len(_communicators) > 1:
-        end_left()
-    if _ending is not None:
-        _ending.join(ENDING_S)
-
-
-def _end(groups: list[Any]) -> None:
-    """Shut them down, those made last first as torch does, and let go of them."""
-    while groups:
-        group = groups.pop()
-        if group not in groups:  # the default one is among those that torch has names of, too
-            with contextlib.suppress(RuntimeError):  # of a group that is broken
-                group.shutdown()
+    if world.groups is not None and world.store is not None:  # one that torchrun has made is left as it is
+        world.groups.bound(seconds)
 
 
 def gather(world: World, *own: int) -> list[list[int]]:
@@ -340,7 +269,7 @@ def gather(world: World, *own: int) -> list[list[int]]:
         return [list(own)]
     mine = torch.tensor(own, dtype=torch.int64)
     out = [torch.zeros_like(mine) for _ in range(world.size)]
-    dist.all_gather(out, mine)
+    world.group.allgather([out], [mine]).wait()
     return [entry.tolist() for entry in out]
 
 
@@ -348,10 +277,10 @@ def total(world: World, own: float) -> float:
     """The sum over the ranks."""
     found = torch.tensor([own], dtype=torch.float64)
     if world.grouped and world.size > 1:
-        dist.all_reduce(found)
+        world.group.allreduce([found]).wait()
     return float(found)
 
 
 def share(world: World, value: Any) -> Any:
     """Rank 0's value, on every rank."""
-    return objects.share(value) if world.grouped and world.size > 1 else value
+    return objects.share(value, world.group) if world.grouped and world.size > 1 else value

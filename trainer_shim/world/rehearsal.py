@@ -7,15 +7,16 @@ the script's model is not touched.
 
 from __future__ import annotations
 
+import datetime
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 
+from . import groups
 from .mesh import fully_shard, mesh_of, release
 from .process_group import World
 
@@ -25,11 +26,12 @@ def quiet_world(rank: int, size: int) -> Iterator[World]:
     """A world that communicates nothing, of this one process."""
     from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers it; some torches do so themselves
 
-    dist.init_process_group("fake", store=HashStore(), rank=rank, world_size=size)
-    try:
-        yield World(-1, rank, size, grouped=True)
-    finally:
-        dist.destroy_process_group()
+    made = groups.make("fake", HashStore(), rank, size, groups.free_slot(), "", datetime.timedelta(minutes=1))
+    with made.used():
+        try:
+            yield World(-1, rank, size, made)
+        finally:
+            made.leave()
 
 
 def rehearse(rank: int, size: int, device: torch.device, parameters: Iterable[nn.Parameter]) -> None:

@@ -55,6 +55,10 @@ NO_WORKER = (
     "join() was called in a process that a worker of selastic run has started (torchrun behind it, or "
     "multiprocessing.spawn); accepted: join() in the script itself, which selastic run starts once per GPU"
 )
+OWN_GROUP = (
+    "the script called torch.distributed.init_process_group(); leave it out: under selastic run the job makes the "
+    "process groups, a new one at each resize"
+)
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 BROKEN_WORDS = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "timed out", "socket")
 
@@ -86,7 +90,7 @@ class Membership:
         else:
             if why := copies.refusal(environ, "this script", ALONE):
                 raise TrainingError(why)
-            self.world = worlds.laid_out(World(generation=0, rank=0, size=1, grouped=False), layout)
+            self.world = worlds.laid_out(World(generation=0, rank=0, size=1), layout)
         self._interface_set = GLOO_INTERFACE in environ
         self.local_rank = 0 if control else int(environ.get("LOCAL_RANK", "0"))
 
@@ -106,11 +110,8 @@ class Membership:
             if self.world is None:
                 raise AssertionError("no world and no supervisor")
             return self.world
-        if worlds.is_grouped():
-            raise TrainingError(
-                "the script called torch.distributed.init_process_group(); leave it out: under selastic run the job "
-                "makes the process groups, a new one at each resize"
-            )
+        if torch.distributed.is_initialized():
+            raise TrainingError(OWN_GROUP)
         self.client.send({"type": "ready", "worker": self.worker, "takes_batches": True, **about})
         while True:
             coming = self.client.wait_held()
@@ -222,7 +223,7 @@ class Membership:
         rescue([rank for _, rank in calls])
         client.send({"type": "quiesced", "generation": coming.generation, **position})
         drop()
-        worlds.leave(later=True)
+        old.owned.leave(later=True)
         if gate is None:
             client.taken(coming)
         else:
@@ -261,7 +262,9 @@ class Membership:
             return any(back.begun() for back in returns)
 
         self._choose_interface(gate)
-        return worlds.form(gate, given_up)
+        world = worlds.form(gate, given_up)
+        world.owned.use()
+        return world
 
     @property
     def _reached(self) -> str:
@@ -285,7 +288,8 @@ class Membership:
 
         patience_s: how much later than this rank another may find out. Raises WorldNotFormed.
         """
-        worlds.leave(later=True, broken=True)
+        if self.world is not None:
+            self.world.owned.leave(later=True, broken=True)
         self.batch, self.source = left.batch, left.source
         gate = left.gate(patience_s)
         gate.arrive(self._reached)

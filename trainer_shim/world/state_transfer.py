@@ -60,14 +60,14 @@ def rescue(kept: HeldParts, old: World, new_ranks: list[int], size: int, seconds
     """
     if min(new_ranks) >= 0:
         return
-    held = objects.gather(kept.boxes())
+    held = objects.gather(kept.boxes(), old.group)
     slots = list(slots_of(kept.skeleton))
     pieces = {}
     for slot, cuts in zip(slots, kept.cuts, strict=True):
         boxes = [everything[slot.number] for everything in held]
         layout = [resharding.box_of(slot.shape, _expected(cuts, rank, size, old.layout)) for rank in range(size)]
         pieces[slot.number] = resharding.rescue(boxes, new_ranks, layout if cuts else [], slot.number)
-    for number, box, values in _carry_out(pieces, slots, kept, old.rank, seconds):
+    for number, box, values in _carry_out(pieces, slots, kept, old, seconds):
         kept.holdings[number].append((box, values))
 
 
@@ -88,7 +88,7 @@ def fill(state: State, world: World, kept: HeldParts | None, fresh: bool, holder
     """
     joiners = [rank for rank in range(world.size) if rank not in holders]
     if world.size > 1:
-        skeleton = objects.send(kept.skeleton if kept else None, holders[0], joiners, world.rank, seconds)
+        skeleton = objects.send(kept.skeleton if kept else None, holders[0], joiners, world.group, seconds)
     else:
         skeleton = kept.skeleton if kept else None
     slots = list(slots_of(skeleton))
@@ -104,16 +104,16 @@ def fill(state: State, world: World, kept: HeldParts | None, fresh: bool, holder
         tensors[slot.number] = tensor = _place(slot, like, own[0][1] if plain else None)
         places.append(local_of(tensor))
         wanted.append(None if plain else box)
-    everyone = objects.gather((kept.boxes() if kept else None, wanted)) if world.size > 1 else [(None, wanted)]
-    if world.size == 1 and kept:
-        everyone = [(kept.boxes(), wanted)]
+    everyone = [(kept.boxes() if kept else None, wanted)]
+    if world.size > 1:
+        everyone = objects.gather(everyone[0], world.group)
     pieces = {}
     for slot in slots:
         held = [boxes[slot.number] if boxes is not None else () for boxes, _ in everyone]
         pieces[slot.number] = resharding.plan(held, [wants[slot.number] for _, wants in everyone], slot.number)
     own_box = {slot.number: box for slot, box in zip(slots, wanted, strict=True) if box is not None}
     into = {number: (box, places[number]) for number, box in own_box.items()}
-    for _ in _carry_out(pieces, slots, kept, world.rank, seconds, into):
+    for _ in _carry_out(pieces, slots, kept, world, seconds, into):
         pass
     # What is no tensor a rank that has it keeps as its own: it may differ by rank.
     captured = unpack(kept.skeleton if kept and not fresh else skeleton, tensors)
@@ -158,14 +158,14 @@ def _carry_out(
     pieces: dict[int, tuple[BoxTransfer, ...]],
     slots: list[Slot],
     kept: HeldParts | None,
-    rank: int,
+    world: World,
     seconds: float,
     into: dict[int, tuple[Box, torch.Tensor]] | None = None,
 ) -> list[tuple[int, Box, torch.Tensor]]:
     """Send and receive; what arrived, where no place for it is given."""
     sends: dict[int, list[torch.Tensor]] = {}
     receives: dict[int, list[torch.Tensor]] = {}
-    arrived: list[tuple[int, Box, torch.Tensor]] = []
+    rank, arrived = world.rank, list[tuple[int, Box, torch.Tensor]]()
     for slot in slots:
         for piece in pieces[slot.number]:
             if rank not in (piece.source, piece.target):
@@ -185,7 +185,7 @@ def _carry_out(
             elif place is not None:
                 receives.setdefault(piece.source, []).append(place)
     if sends or receives:
-        p2p.move(sends, receives, seconds)
+        p2p.move(world, sends, receives, seconds)
     return arrived
 
 
@@ -215,7 +215,7 @@ def copy_to_joiners(state: State, world: World, holders: list[int], device: torc
     header = None
     if world.rank in holders:
         header = pack(state.capture(), tensors)
-    skeleton = objects.send(header, holders[0], joiners, world.rank, seconds)
+    skeleton = objects.send(header, holders[0], joiners, world.group, seconds)
     load: Callable[[], None] = lambda: None  # noqa: E731
     if world.rank in joiners:
         tensors, load = state.receive(skeleton, device)
@@ -230,5 +230,5 @@ def copy_to_joiners(state: State, world: World, holders: list[int], device: torc
                 elif target == world.rank:
                     receives.setdefault(source, []).append(tensor)
         if sends or receives:
-            p2p.move(sends, receives, seconds)
+            p2p.move(world, sends, receives, seconds)
     load()

@@ -15,7 +15,7 @@ from script_options import Average, Pace, knobs
 import slurm_elastic.trainer_shim as elastic
 from slurm_elastic.trainer_shim.control.worker_client import WorkerClient
 from slurm_elastic.trainer_shim.training import session, switch
-from slurm_elastic.trainer_shim.world import objects, p2p, process_group, rendezvous
+from slurm_elastic.trainer_shim.world import groups, objects, p2p, process_group, rendezvous
 
 parser = knobs(samples=1003)
 parser.add_argument("--batch", type=int, default=50)
@@ -52,7 +52,7 @@ PHASES = {
     "arrive": (process_group.Gate, "arrive"),
     "open": (process_group.Gate, "wait_open"),
     "commit": (WorkerClient, "commit"),
-    "drop": (process_group, "leave"),
+    "drop": (groups.Groups, "leave"),
     "dismissed": (rendezvous.Membership, "wait_dismissed"),
     "form": (process_group, "form"),
     "connect": (process_group.SealedStore, "get"),

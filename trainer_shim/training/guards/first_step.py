@@ -22,7 +22,8 @@ from ...parallel.strategy import Strategy
 from ...state.kept_parts import State, place_of
 from ...state.packed_tensors import pack
 from ...state.variables import Variables
-from ...world.process_group import backend, is_grouped
+from ...world.groups import is_grouped
+from ...world.process_group import backend
 
 OVER_GLOO = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),

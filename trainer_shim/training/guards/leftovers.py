@@ -1,9 +1,10 @@
 """What a script has kept from when it trained alone, or ran under torchrun.
 
 Promise: what would train something else than meant is told in one sentence, at the call, before anything is trained
-wrongly; its destroy_process_group() does nothing, as the groups are the job's, and a world of one rank has none.
-Limits: told under the supervisor only, for elsewhere a world does not change; optimizers of torch's own base class; a
-destroy_process_group that was imported by its name before join().
+wrongly; its own collectives are the world's, which is torch's default group, and its destroy_process_group() does
+nothing, as the groups are the job's, and a world of one rank has none. Limits: told under the supervisor only, for
+elsewhere a world does not change; optimizers of torch's own base class; an init_process_group or destroy_process_group
+that was imported by its name before join().
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from slurm_elastic.protocol.errors import TrainingError
 
 from ...parallel.strategy import Strategy
 from ...world.process_group import World
+from ...world.rendezvous import OWN_GROUP
 
 LOOPS = "`for epoch in job.epochs(n):` or `while job.next():`"
 
@@ -41,6 +43,7 @@ class Leftovers:
             self._before_loop = register_optimizer_step_pre_hook(self._stepped)
             self._watch(DistributedDataParallel, "__init__", self._made)
             self._watch(DistributedSampler, "__iter__", self._drawn)
+            self._replace(dist, "init_process_group", _refused)
 
     def begin(self) -> None:
         """The script's loop begins: there optimizers are watched by who steps them."""
@@ -105,11 +108,18 @@ class Leftovers:
             )
 
 
+def _refused(init: Callable[..., Any]) -> Callable[..., Any]:
+    def init_process_group(*_: Any, **__: Any) -> None:
+        raise TrainingError(OWN_GROUP)
+
+    return init_process_group
+
+
 def _of_subgroups(destroy: Callable[[Any], None]) -> Callable[..., None]:
     """torch's destroy_process_group(), but for a script's call that would end the job's own groups."""
 
     def destroy_process_group(group: Any = None) -> None:
-        if _calls().startswith("slurm_elastic.") or group not in (None, dist.group.WORLD):
+        if group not in (None, dist.group.WORLD):
             destroy(group)
 
     return destroy_process_group

@@ -139,7 +139,7 @@ class ReplicaCheck:
         if self.same_inputs:
             return
         counts = world.speaks and self.has_part
-        everyone = objects.gather(self._inputs[:64] if counts else [])
+        everyone = objects.gather(self._inputs[:64] if counts else [], world.group)
         for rank, other in itertools.combinations(range(world.size), 2):
             pairs = list(zip(everyone[rank], everyone[other], strict=False))
             if pairs and all(one == two for one, two in pairs):
@@ -212,7 +212,7 @@ class ReplicaCheck:
 
     def _difference(self, world: World, held: Held) -> str:
         everyone = objects.gather(
-            (self._key(world, held), held.values, dict(zip(held.names, held.read(), strict=True)))
+            (self._key(world, held), held.values, dict(zip(held.names, held.read(), strict=True))), world.group
         )
         found: list[tuple[int, int, str]] = []
         for name in dict.fromkeys(name for _, values, _ in everyone for name in values):

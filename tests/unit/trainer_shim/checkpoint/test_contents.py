@@ -16,9 +16,9 @@ from typing import Any
 import numpy
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_worlds import made_world
 from torch import serialization
 from torch.distributed.checkpoint import filesystem, metadata
 
@@ -61,9 +61,8 @@ def captured(**parts: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def group() -> Iterator[Any]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
+    with made_world() as world:
+        yield world.group
 
 
 def in_parts(directory: Path, group: Any, **parts: Any) -> Path:

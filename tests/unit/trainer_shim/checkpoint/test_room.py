@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from made_worlds import made_world
 from small_disk import small_disk
 
 from slurm_elastic.protocol.errors import TrainingError
@@ -31,23 +32,23 @@ def steps(directory: Path) -> list[int]:
     return [int(path.name.removeprefix("step-")) for path in files.all_of(directory)]
 
 
-def written(directory: Path, step: int, parts: bool) -> None:
+def written(directory: Path, step: int, parts: Any) -> None:
     if not parts:
         write(directory, captured(step))
         return
     tensors: list[torch.Tensor] = []
     skeleton = pack(captured(step), tensors)
-    sharded.write(directory, skeleton, tensors, dist.group.WORLD)
+    sharded.write(directory, skeleton, tensors, parts)
 
 
 @pytest.fixture(params=[False, True], ids=["whole", "parts"])
 def parts(request: pytest.FixtureRequest) -> Any:
-    """Whether ranks write parts: here a single one does."""
-    if request.param:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield request.param
-    if request.param:
-        dist.destroy_process_group()
+    """The group of ranks that write parts: here of a single one; None: they do not."""
+    if not request.param:
+        yield None
+        return
+    with made_world() as world:
+        yield world.group
 
 
 def test_room_for_less_than_three_is_enough(tmp_path: Path, parts: bool) -> None:
@@ -62,18 +63,17 @@ def test_room_for_less_than_three_is_enough(tmp_path: Path, parts: bool) -> None
 def _rank(rank: int, place: str, said: Any) -> None:
     """One of two ranks that write parts. The second has lost the file system before it knows what to write."""
     store = dist.FileStore(f"{place}/store", 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 
     def lost(*_: Any) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
 
     if rank == 1:
         sharded.FileSystemWriter.prepare_local_plan = lost  # type: ignore[method-assign, assignment]
-    try:
-        written(Path(place) / "checkpoints", 1, parts=True)
-    except OSError as error:
-        said.put((rank, str(error)))
-    dist.destroy_process_group()
+    with made_world(rank, 2, store=store) as world:
+        try:
+            written(Path(place) / "checkpoints", 1, parts=world.group)
+        except OSError as error:
+            said.put((rank, str(error)))
 
 
 def test_a_rank_without_its_file_system_makes_no_other_wait(tmp_path: Path) -> None:

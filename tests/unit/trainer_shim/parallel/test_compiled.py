@@ -76,7 +76,7 @@ def test_a_joiner_compiles_what_the_others_call_before_it_is_ready(
     backend, _ = counted()
     running = strategy_of(torch.compile(Net(), backend=backend))
     calls = running._calls if strategy_of is replicated else running.models[0]._calls
-    running.connect(World(1, 0, 1, grouped=False))
+    running.connect(World(1, 0, 1))
     calls.expect(8)
     called = running if strategy_of is replicated else running.models[0]
     called(*inputs(8))
@@ -108,7 +108,7 @@ def test_what_is_not_compiled_costs_nothing(job_dir: Path) -> None:
     net = Net()
     assert not is_compiled(net)
     calls = Calls(net)
-    calls.enter(World(1, 0, 1, grouped=False))
+    calls.enter(World(1, 0, 1))
     calls.note(inputs(8), {})
     assert not (job_dir / "compiled").exists() and calls.read() == []
     net.out.compile()
@@ -122,10 +122,10 @@ def test_inputs_that_cannot_be_written_down_are_left_to_the_first_step(
     backend, _ = counted()
     net = torch.compile(Net(), backend=backend)
     calls = Calls(net)
-    calls.enter(World(1, 0, 1, grouped=False))
+    calls.enter(World(1, 0, 1))
     calls.note((object(),), {})
     assert calls.read() == []
-    calls.enter(World(2, 0, 1, grouped=False))
+    calls.enter(World(2, 0, 1))
     calls.note((torch.ones(3, 7),), {})
     replicated(net).compile_ahead(set())
     assert "selastic: not compiled before the first step: " in capfd.readouterr().err

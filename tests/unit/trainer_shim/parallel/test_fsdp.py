@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from local_jobs import refused
+from made_worlds import made_world
 from torch import nn
 
 import slurm_elastic.trainer_shim as elastic
@@ -18,7 +19,6 @@ from slurm_elastic.trainer_shim.loops.once import on_rank_0
 from slurm_elastic.trainer_shim.parallel import local_optimizer_step, own_shards
 from slurm_elastic.trainer_shim.parallel.fsdp import Sharded
 from slurm_elastic.trainer_shim.parallel.own_backward import OwnBackward
-from slurm_elastic.trainer_shim.world import process_group as worlds
 from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS, DTensor
 from slurm_elastic.trainer_shim.world.process_group import World
 
@@ -51,9 +51,8 @@ class Seeing(torch.optim.SGD):
 @pytest.fixture
 def of_two() -> Iterator[World]:
     """A place in a world of two whose other rank is not there: nothing is really communicated."""
-    dist.init_process_group("fake", store=dist.HashStore(), rank=1, world_size=2)
-    yield World(1, 1, 2, grouped=True)
-    dist.destroy_process_group()
+    with made_world(1, 2, "fake") as world:
+        yield world
 
 
 def cut(world: World, rule: type[torch.optim.Optimizer], options: dict[str, Any]) -> tuple[Sharded, Any]:
@@ -161,7 +160,7 @@ def on_meta(world: World, **options: Any) -> tuple[Sharded, torch.optim.Optimize
 def test_a_model_on_meta_gets_the_same_values_on_any_number_of_ranks(of_two: World) -> None:
     """Each rank draws its part of what a process alone draws: tied tensors once, buffers too, and the script's own
     generators are where they were; the optimizer holds the model's own parameters."""
-    alone, _ = on_meta(World(0, 0, 1, grouped=False))
+    alone, _ = on_meta(World(0, 0, 1))
     state = torch.get_rng_state()
     alone.initialize(3, parameters=True)
     assert torch.equal(torch.get_rng_state(), state)
@@ -246,7 +245,7 @@ def test_what_was_planned_is_done_in_each_world(of_two: World) -> None:
     with refused("fully_shard.mesh=.*accepted: none"):
         elastic.fully_shard(nn.Linear(1, 1), mesh=1)
     sharded = Sharded(model, [], {}, True)
-    sharded.connect(World(0, 0, 1, grouped=False))
+    sharded.connect(World(0, 0, 1))
     model.unshard()
     assert not any(isinstance(entry, DTensor) for entry in model.parameters())
     sharded.disconnect()
@@ -315,11 +314,10 @@ def test_a_rehearsed_world_finds_everything_worked_out(monkeypatch: pytest.Monke
     monkeypatch.setattr(propagator, "propagate_op_sharding_non_cached", counted)
     found = []
     for size in (2, 3):
-        dist.init_process_group("fake", store=dist.HashStore(), rank=1, world_size=size)
-        sharded.connect(World(size, 1, size, grouped=True))
-        found.append(len(worked_out))
-        sharded.disconnect()
-        dist.destroy_process_group()
+        with made_world(1, size, "fake") as world:
+            sharded.connect(world)
+            found.append(len(worked_out))
+            sharded.disconnect()
     assert found[0] == 0 < found[1]
 
 
@@ -337,14 +335,14 @@ def test_a_left_world_leaves_no_threads_and_no_connections() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     sharded, open_ = Sharded(model, [optimizer], {}, True), []
     for generation in range(4):
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        sharded.connect(World(generation, 0, 1, grouped=True))
-        for _ in range(2):
-            sharded(torch.zeros(2, 4)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        sharded.disconnect()
-        worlds.leave()
+        with made_world(generation=generation) as world:
+            sharded.connect(world)
+            for _ in range(2):
+                sharded(torch.zeros(2, 4)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            sharded.disconnect()
+            del world
         gc.collect()  # hooks and modules hold each other
         open_.append([sum(1 for _ in Path("/proc/self", what).iterdir()) for what in ("task", "fd")])
     assert open_[1:] == open_[:-1], open_

@@ -13,9 +13,9 @@ from typing import Any
 import numpy
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from made_worlds import made_world
 
 from slurm_elastic.trainer_shim.control import job_key
 from slurm_elastic.trainer_shim.state.packed_tensors import Slot, pack
@@ -103,16 +103,13 @@ def test_every_call_of_every_group_of_every_world_has_its_own_seal(monkeypatch: 
     sealed: list[bytes] = []
     real = objects._seal
     monkeypatch.setattr(objects, "_seal", lambda *about: sealed.append(real(*about)) or real(*about))
-    for world in ("g1", "g2"):
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        objects.begin(world)
-        others = [dist.new_group(backend="gloo") for _ in range(2)]
-        for _ in range(2):
-            for group in (None, *others):
-                assert objects.gather("x", group) == ["x"]
-                assert objects.share("x", group=group) == "x"
-        dist.destroy_process_group()
-    gathers = 2 * 2 * 3  # sealed and opened; what is shared with nobody else is sealed only
+    for generation in (1, 2):
+        with made_world(generation=generation) as world:
+            for _ in range(2):
+                for group in (world.group, world.owned.beside()):
+                    assert objects.gather("x", group) == ["x"]
+                    assert objects.share("x", group) == "x"
+    gathers = 2 * 2 * 2  # sealed and opened; what is shared with nobody else is sealed only
     assert len(sealed) == 3 * gathers and len(set(sealed)) == 2 * gathers
 
 

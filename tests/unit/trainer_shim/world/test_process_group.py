@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 import torch.distributed as dist
+from made_worlds import made_world
 from waiting import wait_until
 from world_stores import stores
 
 from slurm_elastic.trainer_shim.control.worker_client import ComingWorld
+from slurm_elastic.trainer_shim.world.groups import end_left, wait_left
 from slurm_elastic.trainer_shim.world.process_group import (
     Gate,
     World,
     WorldNotFormed,
     bound,
     complete,
-    end_left,
     form,
-    leave,
-    wait_left,
 )
 from slurm_elastic.trainer_shim.world.rendezvous import LeftWorld
 from slurm_elastic.trainer_shim.world.stores import SealedStore
@@ -60,10 +62,13 @@ def test_nobody_uses_a_group_that_one_rank_has_not_made() -> None:
 
 def test_a_collectives_time_is_set_by_the_public_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch 2.14 has one, and warns of the old one in every job's output."""
-    given: list[float] = []
-    monkeypatch.setattr(dist, "set_timeout", lambda timeout, _: given.append(timeout.total_seconds()), raising=False)
-    bound(World(1, 0, 2, grouped=True, store=dist.HashStore()), 7)
-    assert given == [7]
+    given: list[tuple[float, Any]] = []
+    with made_world() as world:
+        monkeypatch.setattr(
+            dist, "set_timeout", lambda timeout, group: given.append((timeout.total_seconds(), group)), raising=False
+        )
+        bound(dataclasses.replace(world, store=MagicMock()), 7)
+        assert given == [(7, world.group)]
 
 
 def test_a_world_whose_store_is_gone_does_not_form() -> None:
@@ -85,7 +90,7 @@ def test_the_way_back_is_not_by_the_loopback() -> None:
     """From a world on one host to one on two, which knows no other way between them."""
     with stores() as opened:
         coming = ComingWorld(2, 0, 1, 16, key="key", one_host=True)
-        left = LeftWorld(World(1, 0, 2, grouped=True, store=opened()), coming, 16, "fresh")
+        left = LeftWorld(World(1, 0, 2, store=opened()), coming, 16, "fresh")
         gate = left.gate(1.0)
         assert (gate.coming.generation, gate.coming.size, gate.coming.one_host) == (1, 2, False)
 
@@ -97,8 +102,7 @@ def test_a_traceback_is_the_same_after_any_number_of_worlds() -> None:
         with stores() as opened:
             gate = Gate(ComingWorld(generation, 0, 1, 16, key="key", server=opened()))
             gate.arrive()
-            form(gate)
-            leave()
+            form(gate).owned.leave()
         assert sys.excepthook is before
 
 
@@ -115,27 +119,26 @@ def test_communicators_end_once_the_next_world_has_made_its_own(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(dist.ProcessGroup, "shutdown", shutdown, raising=False)
 
-    def world() -> None:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        dist.new_group([0])
-
     def ending() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name == "selastic-group-end"]
 
-    world()
-    leave(later=True)
+    with made_world() as world:
+        dist.new_group([0])
+        world.owned.leave(later=True)
     wait_left()
-    world()
-    assert not ending()
-    end_left()
-    leave(later=True)
-    assert not dist.is_initialized()
+    with made_world() as world:
+        dist.new_group([0])
+        assert not ending()
+        end_left()
+        world.owned.leave(later=True)
+        assert not dist.is_initialized()
     assert len(ending()) == 1
     assert not ended
     go_on.set()
     wait_left()
     assert ended == ["1", "0"]
-    world()
-    leave(later=True)  # before its first step
+    with made_world() as world:
+        dist.new_group([0])
+        world.owned.leave(later=True)  # before its first step
     wait_left()
     assert len(ended) == 6

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from local_jobs import refused
+from made_worlds import made_world
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
@@ -55,44 +56,41 @@ def test_an_optimizer_stepped_without_a_loop(about: SimpleNamespace) -> None:
 
 def test_a_script_makes_no_distributed_data_parallel(about: SimpleNamespace) -> None:
     """The job's own are made as ever, and afterwards anybody's."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with made_world() as world:
         with refused("the script made a DistributedDataParallel"):
             DistributedDataParallel(torch.nn.Linear(1, 1))
         strategy = OwnBackward()
         replica = Replica(torch.nn.Linear(1, 1), {}, strategy)
-        replica.connect(World(1, 0, 2, grouped=True))
+        replica.connect(dataclasses.replace(world, size=2))
         assert replica._ddp is not None
         strategy.add(replica)
         strategy.disconnect()
         assert "module" in inspect.signature(DistributedDataParallel.__init__).parameters
         about.leftovers.end()
         DistributedDataParallel(torch.nn.Linear(1, 1))
-    finally:
-        dist.destroy_process_group()
 
 
 def test_a_script_does_not_end_the_jobs_groups(about: SimpleNamespace) -> None:
     """`destroy_process_group()`, with which most scripts end: nothing of it, and no error in a world of one rank, which
     has no group. A group that the script has made is its own, and so is everything afterwards."""
     dist.destroy_process_group()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    dist.destroy_process_group()
-    dist.destroy_process_group(dist.group.WORLD)
-    assert dist.is_initialized()
-    own = dist.new_group([0])
-    dist.destroy_process_group(own)
-    assert own not in dist.distributed_c10d._world.pg_map
-    about.leftovers.end()
-    dist.destroy_process_group()
-    assert not dist.is_initialized()
+    with made_world() as world:
+        dist.destroy_process_group()
+        dist.destroy_process_group(dist.group.WORLD)
+        assert dist.group.WORLD is world.group
+        own = dist.new_group([0])
+        dist.destroy_process_group(own)
+        assert own not in dist.distributed_c10d._world.pg_map
+        about.leftovers.end()
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
 
 
 def test_a_sampler_of_another_world_is_refused(about: SimpleNamespace) -> None:
     """One that was made before a resize, or for a fixed world."""
     sampler: DistributedSampler[int] = DistributedSampler(range(8), num_replicas=2, rank=1, shuffle=False)  # type: ignore[arg-type]
-    about.world = World(1, 1, 2, grouped=True)
+    about.world = World(1, 1, 2)
     assert list(sampler) == [1, 3, 5, 7]
-    about.world = World(2, 1, 3, grouped=True)
+    about.world = World(2, 1, 3)
     with refused("a DistributedSampler made for rank 1 of 2 is used on rank 1 of 3"):
         list(sampler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -85,7 +86,7 @@ def test_one_bit_is_told_by_name(
     """The third of three ranks holds one thing otherwise: rank, name and step are told. Running statistics are each
     rank's own."""
     job, model, optimizer = trained(made)
-    check, world = job._session.replica_check, World(generation=1, rank=0, size=3, grouped=True)
+    check, world = job._session.replica_check, World(generation=1, rank=0, size=3, groups=MagicMock())
     check.entered(world, {kind_of(CPU)})
     first = check.look()
     change(job, model, optimizer)
@@ -99,7 +100,7 @@ def test_one_bit_is_told_by_name(
         return [[*held.digests(62), own[2]] for held in everyone]
 
     monkeypatch.setattr(process_group, "gather", numbers)
-    monkeypatch.setattr(objects, "gather", lambda value: [said(held) for held in everyone])
+    monkeypatch.setattr(objects, "gather", lambda value, group: [said(held) for held in everyone])
     problem = check.compare(world)
     assert problem.startswith(f"rank 2 holds another {name} than rank 0 after step 3: ") if name else not problem
     words = {first.digests(24)[0] ^ first.digests(24)[1], last.digests(24)[0] ^ last.digests(24)[1]}
@@ -109,7 +110,7 @@ def test_one_bit_is_told_by_name(
 def test_kinds_of_devices_are_compared_by_themselves(made: list[elastic.Job], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where another kind of device rounds otherwise, positions and counts are still to be the same."""
     job, model, optimizer = trained(made)
-    check, world = job._session.replica_check, World(generation=1, rank=0, size=2, grouped=True)
+    check, world = job._session.replica_check, World(generation=1, rank=0, size=2, groups=MagicMock())
     check.entered(world, {kind_of(CPU), 7})
     mine = check.look()
     flip(model[2].weight)
@@ -121,7 +122,7 @@ def test_kinds_of_devices_are_compared_by_themselves(made: list[elastic.Job], mo
             process_group, "gather", lambda world, *own, held=held: [list(own), [*held.digests(62), own[2] ^ 1]]
         )
         told = [(check._key(world, mine), mine.values, {}), ((7, 0, []), held.values, {})]
-        monkeypatch.setattr(objects, "gather", lambda value, told=told: told)
+        monkeypatch.setattr(objects, "gather", lambda value, group, told=told: told)
         assert bool(check.compare(world, mine)) == differs
 
 
@@ -219,7 +220,7 @@ def test_which_inputs_tell(
     check = job._session.replica_check
 
     def said(*inputs: torch.Tensor, part: bool = True) -> list[int]:
-        check.entered(World(generation=1, rank=0, size=2, grouped=True), {kind_of(CPU)})
+        check.entered(World(generation=1, rank=0, size=2, groups=MagicMock()), {kind_of(CPU)})
         check.has_part = part
         with torch.no_grad():
             check.note_inputs((torch.arange(20.0),), {})
@@ -228,18 +229,18 @@ def test_which_inputs_tell(
         return check._inputs
 
     everyone = [said(mine), said(other, torch.arange(30.0))]
-    monkeypatch.setattr(objects, "gather", lambda value: everyone)
-    world = World(generation=1, rank=0, size=2, grouped=True)
+    monkeypatch.setattr(objects, "gather", lambda value, group: everyone)
+    world = World(generation=1, rank=0, size=2, groups=MagicMock())
     if refused:
         with pytest.raises(TrainingError, match="ranks 0 and 1 gave the model the same inputs"):
             check._check_inputs(world)
     else:
         check._check_inputs(world)
     sent: list[list[int]] = []
-    monkeypatch.setattr(objects, "gather", lambda value: sent.append(value) or [value, []])
+    monkeypatch.setattr(objects, "gather", lambda value, group: sent.append(value) or [value, []])
     for place, size, part in ((0, 2, True), (1, 2, True), (0, 1, False)):
         said(torch.arange(12.0), part=part)
-        check._check_inputs(World(generation=1, rank=place, size=2, grouped=True, layout=Layout((("tp", size),))))
+        check._check_inputs(World(generation=1, rank=place, size=2, groups=MagicMock(), layout=Layout((("tp", size),))))
     assert [bool(value) for value in sent] == [True, False, False]
 
 
@@ -277,7 +278,7 @@ def test_a_vote_carries_a_word_now_and_then(made: list[elastic.Job]) -> None:
     """At first soon, then every hundred steps, and where a rank has asked because a minute is over."""
     job, *_ = trained(made)
     check: ReplicaCheck = job._session.replica_check
-    check.entered(World(generation=1, rank=0, size=2, grouped=True), {kind_of(CPU)})
+    check.entered(World(generation=1, rank=0, size=2, groups=MagicMock()), {kind_of(CPU)})
     votes = [check.add_to(job._session.membership.vote(False, False, 0.0)[1], 0) for _ in range(300)]
     assert [n for n, vote in enumerate(votes, 1) if vote.word is not None] == [4, 16, 64, 100, 200, 300]
     check._looked_at -= 61
