@@ -111,21 +111,17 @@ class ElasticStrategy(Strategy):
         return distributed._all_gather_ddp_if_available(tensor, group or self._group, sync_grads)
 
     def barrier(self, name: str | None = None) -> None:
-        if self._group is not None and not self._interrupted:
+        if self._group is not None:
             self._group.allreduce([torch.zeros(())]).wait()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        return objects.share(obj, self._group, src) if self._group is not None and not self._interrupted else obj
+        return objects.share(obj, self._group, src) if self._group is not None else obj
 
     @property
     def _group(self) -> Any:
-        world = self.job._session.membership.world
-        return world.group if world is not None and world.grouped else None
-
-    @property
-    def _interrupted(self) -> bool:
-        """On the way out of an error, where callbacks may save: the other ranks are elsewhere."""
-        return bool(self.lightning_module.trainer.interrupted)
+        """None on the way out of an error, where callbacks may save: the other ranks are elsewhere."""
+        world, interrupted = self.job._session.membership.world, self.lightning_module.trainer.interrupted
+        return world.group if world is not None and world.grouped and not interrupted else None
 
     def setup_environment(self) -> None:
         super().setup_environment()

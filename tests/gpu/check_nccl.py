@@ -193,7 +193,7 @@ def more_groups(check: Check) -> None:
     """More groups beside the default one, as checkpoints and meshes make them."""
     for number in range(500, 505):
         world = worlds.form(gate_of(number))
-        world.owned.use()
+        groups.use(world.groups)
         sum_of(check.device, dist.new_group([0]))
         groups.end_left()
         sum_of(torch.device("cpu"), world.owned.beside())

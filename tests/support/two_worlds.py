@@ -28,7 +28,7 @@ from slurm_elastic.trainer_shim.data.sampling import Micro
 from slurm_elastic.trainer_shim.parallel.ddp import Replicated
 from slurm_elastic.trainer_shim.parallel.fsdp import Sharded
 from slurm_elastic.trainer_shim.parallel.strategy import Strategy
-from slurm_elastic.trainer_shim.world import objects, p2p
+from slurm_elastic.trainer_shim.world import groups, objects, p2p
 from slurm_elastic.trainer_shim.world import process_group as worlds
 from slurm_elastic.trainer_shim.world.agreement import Vote, VoteExchange
 from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS
@@ -65,7 +65,11 @@ def gradients(world: World, models: list[Strategy]) -> list[float]:
     """Of each model the last bias's: the mean of rank + 1 over the ranks."""
     found = []
     for model in models:
-        model.expect(Micro(0, 0, 1, 0, 1, (0,), measured=False, weight=1))
+        model.expect(
+            Micro(
+                version=0, cursor=0, total=1, index=0, count=1, indices=(0,), measured=False, weight=1, rank_samples=1
+            )
+        )
         out = model(torch.ones(1, 2, device=DEVICE))
         reader = model.backward(out[:, 0].sum() * (world.rank + 1), Vote(holds=3))
         if reader is None or not reader().switch:
@@ -114,7 +118,7 @@ def main(out: str, ports: str, ranks: str) -> None:
     old, new = strategies(), strategies()
     if first is not None:
         connected(first, old)
-        first.owned.use()
+        groups.use(first.groups)
         said["1 alone"] = together(first, old)
     second = formed(2, place[1] or 0, 3, port[1])
     if first is not None:
@@ -124,7 +128,7 @@ def main(out: str, ports: str, ranks: str) -> None:
         if first is not None:
             said[f"1, turn {turn}"] = together(first, old)
         said[f"2, turn {turn}"] = together(second, new)
-    second.owned.use()
+    groups.use(second.groups)
     said["2 by the script"] = by_script()
     if first is not None:
         for model in old:

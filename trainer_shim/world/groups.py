@@ -65,19 +65,15 @@ class Groups:
             raise AssertionError("this world has been left")
         return self._everyone
 
-    def use(self) -> None:
-        """Have torch's default group be this world's, from now on."""
-        _use(self)
-
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Have it be so for as long as this lasts: what torch makes meanwhile is this world's."""
+        """Have this world be in use for as long as this lasts: what torch makes meanwhile is its own."""
         before = _in_use
-        _use(self)
+        use(self)
         try:
             yield
         finally:
-            _use(before)
+            use(before)
 
     def beside(self) -> dist.ProcessGroup:
         """One more group of all ranks, in host memory, whose collectives run beside the training's: those of saving
@@ -91,9 +87,8 @@ class Groups:
 
     def bound(self, seconds: float) -> None:
         """The longest that a single collective of all ranks may take from now on."""
-        change = getattr(dist, "set_timeout", None) or getattr(_c10d, "_set_pg_timeout", None)
-        if change is not None:
-            change(datetime.timedelta(seconds=seconds), self.everyone)
+        change: Any = getattr(dist, "set_timeout", None) or _c10d._set_pg_timeout
+        change(datetime.timedelta(seconds=seconds), self.everyone)
 
     def leave(self, later: bool = False, broken: bool = False) -> None:
         """End them all; nothing where that has been done. Every DistributedDataParallel object has to be gone by now.
@@ -121,7 +116,7 @@ class Groups:
         tables = _c10d._world
         held = [group for group, name in tables.pg_names.items() if self._owns(name)]
         if _in_use is self:
-            _use(None)
+            use(None)
         for group in held:
             _c10d._unregister_process_group(tables.pg_names[group])
             for table in TABLES:
@@ -137,7 +132,8 @@ class Groups:
         return int(name) // SPAN == self._slot if name.isdecimal() else _in_use is self
 
 
-def _use(world: Groups | None) -> None:
+def use(world: Groups | None) -> None:
+    """Have torch's default group be this world's from now on; None: there is none."""
     global _in_use
     if world is _in_use:
         return
@@ -146,11 +142,6 @@ def _use(world: Groups | None) -> None:
     _c10d._update_default_pg(world.everyone if world is not None else None)
     _c10d._world.group_count = world._count if world is not None else 0
     _in_use = world
-
-
-def is_grouped() -> bool:
-    """Whether this process is in a default process group, whoever made it."""
-    return bool(dist.is_initialized())
 
 
 def free_slot() -> int:

@@ -13,11 +13,12 @@ import base64
 import datetime
 import hashlib
 import hmac
+import itertools
 import json
 import pickle
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -34,24 +35,13 @@ LARGEST = 1 << 62
 LIST, TUPLE, DICT, SLOT, DTYPE, OTHER = range(6)
 
 
-class _Line:
-    """What has been said in one group so far."""
-
-    def __init__(self, name: str) -> None:
-        self._name, self._calls = name, 0
-
-    def next_call(self) -> str:
-        """What sets this call apart from all others of the job; the same on all ranks of the group."""
-        self._calls += 1
-        return f"{self._name} {self._calls}"
-
-
-_lines: weakref.WeakKeyDictionary[Any, _Line] = weakref.WeakKeyDictionary()
+_calls: weakref.WeakKeyDictionary[Any, Iterator[str]] = weakref.WeakKeyDictionary()
+"""What sets the next call in a group apart from all others of the job; the same on all ranks of the group."""
 
 
 def begin(group: ProcessGroup, name: str) -> None:
     """A group is new; no other one of this job has this name."""
-    _lines[group] = _Line(name)
+    _calls[group] = (f"{name} {number}" for number in itertools.count(1))
 
 
 def encode(value: Any, call: str, sender: int) -> bytes:
@@ -69,7 +59,7 @@ def decode(data: bytes, call: str, sender: int) -> Any:
 
 def send(value: Any, source: int, targets: Sequence[int], group: ProcessGroup, seconds: float) -> Any:
     """The source's value, on the targets too. Every rank of the group calls this. `seconds`: for all of it."""
-    deadline, call, rank = time.monotonic() + seconds, _lines[group].next_call(), group.rank()
+    deadline, call, rank = time.monotonic() + seconds, next(_calls[group]), group.rank()
     if rank == source and targets:
         data = _tensor(encode(value, call, source))
         length = torch.tensor([data.numel()])
@@ -87,7 +77,7 @@ def send(value: Any, source: int, targets: Sequence[int], group: ProcessGroup, s
 
 def gather(value: Any, group: ProcessGroup) -> list[Any]:
     """Every rank's value, by rank in the group."""
-    call, ranks = _lines[group].next_call(), range(group.size())
+    call, ranks = next(_calls[group]), range(group.size())
     data = _tensor(encode(value, call, group.rank()))
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
     group.allgather([lengths], [torch.tensor([data.numel()])]).wait()
@@ -102,7 +92,7 @@ def gather(value: Any, group: ProcessGroup) -> list[Any]:
 
 def share(value: Any, group: ProcessGroup, source: int = 0) -> Any:
     """The source's value, on every rank of the group."""
-    sends, call, options = group.rank() == source, _lines[group].next_call(), BroadcastOptions()
+    sends, call, options = group.rank() == source, next(_calls[group]), BroadcastOptions()
     options.rootRank = source
     data = _tensor(encode(value, call, source)) if sends else torch.empty(0, dtype=torch.uint8)
     length = torch.tensor([data.numel()])

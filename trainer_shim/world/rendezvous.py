@@ -24,6 +24,7 @@ from slurm_elastic.protocol.json_lines import Message
 
 from ..control import copies, interfaces, job_key
 from ..control.worker_client import EXIT_LOST, ComingWorld, WorkerClient, leave_lost
+from . import groups
 from . import process_group as worlds
 from .agreement import EMPTY_VOTE, Vote
 from .layout import WHOLE, Layout
@@ -263,7 +264,7 @@ class Membership:
 
         self._choose_interface(gate)
         world = worlds.form(gate, given_up)
-        world.owned.use()
+        groups.use(world.groups)
         return world
 
     @property

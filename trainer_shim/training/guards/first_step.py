@@ -13,6 +13,7 @@ import re
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from slurm_elastic.protocol.errors import TrainingError
@@ -22,7 +23,6 @@ from ...parallel.strategy import Strategy
 from ...state.kept_parts import State, place_of
 from ...state.packed_tensors import pack
 from ...state.variables import Variables
-from ...world.groups import is_grouped
 from ...world.process_group import backend
 
 OVER_GLOO = {
@@ -45,7 +45,7 @@ def look_ahead(state: State, model: Strategy, several: bool) -> None:
     if not any(parameter.is_meta for parameter in model.module.parameters()):
         _check_loads(state)
     for part in getattr(model, "models", [model]):
-        if part.sharded and not is_grouped():
+        if part.sharded and not dist.is_initialized():
             part.try_two(model.step)
 
 

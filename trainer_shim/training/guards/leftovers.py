@@ -43,7 +43,7 @@ class Leftovers:
             self._before_loop = register_optimizer_step_pre_hook(self._stepped)
             self._watch(DistributedDataParallel, "__init__", self._made)
             self._watch(DistributedSampler, "__iter__", self._drawn)
-            self._replace(dist, "init_process_group", _refused)
+            self._replace(dist, "init_process_group", lambda before: _refused)
 
     def begin(self) -> None:
         """The script's loop begins: there optimizers are watched by who steps them."""
@@ -108,11 +108,8 @@ class Leftovers:
             )
 
 
-def _refused(init: Callable[..., Any]) -> Callable[..., Any]:
-    def init_process_group(*_: Any, **__: Any) -> None:
-        raise TrainingError(OWN_GROUP)
-
-    return init_process_group
+def _refused(*_: Any, **__: Any) -> None:
+    raise TrainingError(OWN_GROUP)
 
 
 def _of_subgroups(destroy: Callable[[Any], None]) -> Callable[..., None]:

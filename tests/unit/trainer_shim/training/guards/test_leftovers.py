@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import inspect
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -84,6 +86,19 @@ def test_a_script_does_not_end_the_jobs_groups(about: SimpleNamespace) -> None:
         about.leftovers.end()
         dist.destroy_process_group()
         assert not dist.is_initialized()
+
+
+def test_a_script_makes_no_default_group(about: SimpleNamespace) -> None:
+    """Whenever it calls for one after join(); afterwards anybody may."""
+    for world in (contextlib.nullcontext(), made_world()):
+        with (
+            world,
+            refused(r"called torch.distributed.init_process_group\(\); leave it out: under selastic run the job"),
+        ):
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    about.leftovers.end()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
 
 
 def test_a_sampler_of_another_world_is_refused(about: SimpleNamespace) -> None:
