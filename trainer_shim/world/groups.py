@@ -163,8 +163,9 @@ def make(backend: str, store: Store, rank: int, size: int, slot: int, name: str,
 def adopt() -> Groups:
     """Of the default group that is there: torchrun's, or one that the script has made."""
     global _in_use
-    everyone: Any = dist.group.WORLD
-    _in_use = Groups(everyone, 0, "")
+    if _in_use is None:  # a second join() is in the same world
+        everyone: Any = dist.group.WORLD
+        _in_use = Groups(everyone, 0, "")
     return _in_use
 
 
