@@ -49,7 +49,7 @@ def strategies() -> list[Strategy]:
     found: list[Strategy] = [Replicated(nn.Linear(2, 2).to(DEVICE), {})]
     if CUTS_ON_CPUS or DEVICE.type == "cuda":
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to(DEVICE)
-        found.append(Sharded(model, [torch.optim.SGD(model.parameters(), lr=0.1)], {}, None, True))
+        found.append(Sharded(model, [torch.optim.SGD(model.parameters(), lr=0.1)], {}, True))
     return found
 
 
