@@ -120,8 +120,9 @@ class ElasticStrategy(Strategy):
     @property
     def _group(self) -> Any:
         """None on the way out of an error, where callbacks may save: the other ranks are elsewhere."""
-        world, interrupted = self.job._session.membership.world, self.lightning_module.trainer.interrupted
-        return world.group if world is not None and world.grouped and not interrupted else None
+        world = self.job._session.membership.world
+        there = world is not None and world.grouped and not self.lightning_module.trainer.interrupted
+        return world.group if world is not None and there else None
 
     def setup_environment(self) -> None:
         super().setup_environment()
