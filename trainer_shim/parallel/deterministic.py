@@ -78,7 +78,9 @@ class Deterministic(Strategy):
             self._order.hand_in(micro.shard, grads)
         if last:
             world = self._world
-            ranks, rank, group = (world.size, world.rank, world.group) if world is not None and world.size > 1 else (1, 0, None)
+            ranks, rank, group = (
+                (world.size, world.rank, world.group) if world is not None and world.size > 1 else (1, 0, None)
+            )
             for tensor, grad in self._order.combine(parameters, micro.total, ranks, rank, group):
                 tensor.grad = grad
 
