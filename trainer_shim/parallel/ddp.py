@@ -154,16 +154,16 @@ class Replicated(Strategy):
         self._norms.over(self.module.parameters(), shared=world.size > 1)
         if world.size == 1:
             return
-        options = {"process_group": world.group, **UNSYNCED, **self.ddp_options}
+        options = {**UNSYNCED, **self.ddp_options}
         if self._hooked or not self._rides:
             if any(self._trained.now()):
-                self._ddp = DistributedDataParallel(self.module, **options)
+                self._ddp = DistributedDataParallel(self.module, process_group=world.group, **options)
             if self._ddp is not None and self._hooked:
                 self._ddp.register_comm_hook(None, lambda state, bucket: self._combine(world, bucket))
             return
         hidden = nn.Parameter(torch.zeros(VOTE_SIZE, dtype=self._dtype, device=self._device))
         self._outer = _Outer(self.module, hidden)
-        self._ddp = DistributedDataParallel(self._outer, **options)
+        self._ddp = DistributedDataParallel(self._outer, process_group=world.group, **options)
         # The hidden parameter's gradient is among the first; what is queued there runs when all have been computed,
         # and before DistributedDataParallel, which queues later, waits for their means.
         engine: Any = torch.autograd.Variable._execution_engine
