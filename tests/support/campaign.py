@@ -107,7 +107,8 @@ def run(
         while ground.rounds < rounds and time.monotonic() < over:
             chosen = ground.choose(kinds, most)
             at = ground.provoke()
-            ground.stages[at] += bool(at)
+            if at:
+                ground.stages[at] += 1
             if chosen:
                 print(f"round {ground.rounds + 1}: {' + '.join(chosen)} at {at}", flush=True)
             heals = {kind: getattr(ground, kind.replace("-", "_"))() for kind in chosen}
