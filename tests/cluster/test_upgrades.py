@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from live_daemon import Selasticd, live_daemon
-from next_build import BEFORE, earlier_build, next_build
+from next_build import next_build
 from training_job import TrainingJob
 from waiting import wait_until
 
@@ -20,15 +20,12 @@ OPTIONS = "-N1 --gres=gpu:a100:1 -c1 --time=20 --comment=elastic:gpus=1-2,batch=
 def test_jobs_of_two_builds_are_resized_before_and_after_an_upgrade(
     empty_sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One job is of the daemon's build, one of the next, whose messages have further fields and lack others, and where
-    git has them two of earlier ones, which say phases. All are resized by each daemon, and no sample is lost."""
+    """One job is of the daemon's build, the other of the next one, whose messages have further fields and lack others.
+    Both are resized by each daemon, and no sample is lost."""
     following = next_build(tmp_path / "next")
-    builds = {"this": "", "other": str(following)}
-    earlier = {name: earlier_build(tmp_path / f"build of {name}", commit) for name, commit in BEFORE.items()}
-    builds |= {name: str(path) for name, path in earlier.items() if path is not None}
     tmp_path.chmod(0o755)
     with live_daemon(empty_sandbox, monkeypatch) as daemon:
-        jobs = [_start(daemon, tmp_path / name, path) for name, path in builds.items()]
+        jobs = [_start(daemon, tmp_path / name, path) for name, path in (("this", ""), ("other", str(following)))]
         for version, gpus in ((VERSION, 2), (VERSION + 1, 1)):
             if version != VERSION:
                 assert daemon.kill(signal.SIGTERM) == 0, daemon.log()

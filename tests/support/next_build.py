@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -46,22 +45,6 @@ def of_tomorrow(value):
 def to_json(message):
     return json.dumps(of_tomorrow(message), separators=(",", ":"), allow_nan=False).encode()
 """
-
-
-BEFORE = {"version 3": "c3cd4e7f", "version 5": "956cbf48"}
-"""Commits whose supervisors speak of phases: the last of these versions each."""
-
-
-def earlier_build(folder: Path, commit: str) -> Path | None:
-    """What a job ran at that commit, in this folder; the answer is its PYTHONPATH. None where git does not have it."""
-    inside = folder / "slurm_elastic"
-    inside.mkdir(parents=True)
-    git = ["git", "-C", str(ROOT), "archive", commit, "protocol", "trainer_shim", "daemon", "db"]
-    made = subprocess.run(git, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    if made.returncode != 0:
-        return None
-    subprocess.run(["tar", "-x", "-C", str(inside)], input=made.stdout, check=True)
-    return folder
 
 
 def next_build(folder: Path) -> Path:
