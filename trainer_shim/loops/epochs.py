@@ -160,7 +160,7 @@ class EpochLoop:
         value = samples if session.device.type == "cpu" else to_device(samples, session.device)
         who = (micro.shard, micro.place) if micro.shard >= 0 else (session.world().replica, micro.index)
         if session.rehearsed is not None and session.rehearsed.draws_by_row(micro.indices):
-            who = 0, 0
+            who = -1, 0
         seed_all(mix(session.tuning.seed, session.state.progress.step, *who, 1))
         return value
 

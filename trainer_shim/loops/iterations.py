@@ -352,7 +352,7 @@ class OwnLoop:
         """Have what is drawn next depend on the iteration, on which share of it this is, and on the position."""
         session = self._session
         if session.rehearsed is not None and session.rehearsed.draws_by_row(rows):
-            position = 0
+            position = -1
         seed_all(mix(session.tuning.seed, session.state.progress.step, number, position, purpose))
 
     def begin_micro_batch(self, share: Share, position: int, counts: bool, last: bool) -> None:

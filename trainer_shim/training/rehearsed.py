@@ -36,7 +36,6 @@ from ..state.kept_parts import State
 from ..world.process_group import World
 from ..world.rendezvous import Membership
 from .guards.replica_check import ReplicaCheck
-from .learning_rate import Tuning
 from .watched import Files, lines_ran
 
 WAIT_S = 90.0
@@ -66,7 +65,6 @@ class RehearsedSession(Protocol):
 
     membership: Membership
     state: State
-    tuning: Tuning
     feed: Feed | None
     saving: Saving
     replica_check: ReplicaCheck
@@ -133,9 +131,9 @@ class Rehearsed:
         return called
 
     def draws_by_row(self, rows: Sequence[int]) -> bool:
-        """What is drawn from now on is of a part of a step with these samples. False: as it is without a rehearsal."""
+        """What is drawn from now on is of a part of a step with these samples. True: by another seed than else."""
         self._rows, self._draws = rows if self._off else (), 0
-        return len(self._rows) > 0
+        return len(self._rows) > 0 or self._plan["random"] == "other"
 
     def _by_row(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function of torch that draws each sample's row by itself."""
@@ -199,8 +197,6 @@ class Rehearsed:
         if step == self._seen:
             return
         begun, self._seen = self._seen < 0, step
-        if begun and self._plan["random"] == "other":
-            self._session.tuning.seed += 1  # the data's order keeps the one that it has begun with
         self._note_draws()
         held = self._session.replica_check.look()
         # Where a worker begins is perhaps behind a pass, whose end has changed them.
