@@ -226,7 +226,8 @@ def _written(plain: Trained, resized: Trained) -> Row:
     writers: dict[tuple[str, int], set[str]] = defaultdict(set)
     for line in resized.files:
         writers[line["file"], line["generation"]].add(line["worker"])
-    files, found = {line["file"] for line in plain.files}, {NUMBER.sub("#", line["file"]) for line in resized.files}
+    files = {line["file"] for line in plain.files}
+    found = {NUMBER.sub("#", line["file"]): line["file"] for line in resized.files}
     if several := sorted(file for (file, _), by in writers.items() if len(by) > 1):
         return Row(name, False, f"{several[0]} is written by several workers")
     if missing := sorted(file for file in files if NUMBER.sub("#", file) not in found):
@@ -234,7 +235,10 @@ def _written(plain: Trained, resized: Trained) -> Row:
     kinds = 0
     for file in ("../out.txt", *sorted(files)):
         where = "the output" if file == "../out.txt" else file
-        wanted, written = _lines_in(plain.place / file), _lines_in(resized.place / file)
+        same = resized.place / file
+        if not same.is_file():  # its name holds the time, say
+            same = resized.place / found.get(NUMBER.sub("#", file), file)
+        wanted, written = _lines_in(plain.place / file), _lines_in(same)
         kinds += len(wanted)
         for kind, lines in wanted.items():
             if len(written[kind]) < ENOUGH * len(lines):

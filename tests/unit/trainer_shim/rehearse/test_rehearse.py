@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from local_run import rehearsal
 
 from slurm_elastic.protocol.errors import TrainingError
-from slurm_elastic.trainer_shim.rehearse.findings import Row, Trained, _twice, compare
+from slurm_elastic.trainer_shim.rehearse.findings import Row, Trained, _twice, _written, compare
 from slurm_elastic.trainer_shim.training.rehearsed import DRAWS, Rehearsed
 
 EVERY = os.environ.get("SELASTIC_REHEARSE_ALL") == "1"
@@ -504,6 +504,20 @@ def test_lines_that_one_worker_writes_twice(tmp_path: Path, times: int, found: s
             (tmp_path / name / "record" / f"{number}.jsonl").write_text(text)
     plain, resized = (Trained(tmp_path / name, 0) for name in ("plain", "resized"))
     assert _twice(plain, resized) == found
+
+
+@pytest.mark.parametrize("wrote", ["rate: 0.1\n", ""])
+def test_a_file_whose_name_holds_the_time(tmp_path: Path, wrote: str) -> None:
+    """Its lines are those of the file of that name but for numbers."""
+    for name, folder, text in (("plain", "run-20260101", "rate: 0.2\n"), ("resized", "run-20260102", wrote)):
+        (tmp_path / name / "record").mkdir(parents=True)
+        (tmp_path / name / "cwd" / folder).mkdir(parents=True)
+        (tmp_path / name / "cwd" / folder / "args.yaml").write_text(text)
+        (tmp_path / name / "out.txt").touch()
+        line = {"step": 1, "file": f"{folder}/args.yaml", "generation": 1, "worker": "a"}
+        (tmp_path / name / "record" / "a.jsonl").write_text(json.dumps(line))
+    row = _written(*(Trained(tmp_path / name, 0) for name in ("plain", "resized")))
+    assert row.held == bool(wrote), row
 
 
 RAISED = """Traceback (most recent call last):
