@@ -22,7 +22,7 @@ from instances import ADVERSARIAL, FAMILIES, SIZES, Instance, curve, make, size_
 from slurm_elastic.daemon.optimizer.job_view import JobView
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.throughput import fit
-from slurm_elastic.daemon.optimizer.plan import Cache, plan_pools
+from slurm_elastic.daemon.optimizer.plan import ChoiceTables, plan_pools
 from slurm_elastic.daemon.optimizer.solver.knapsack import solve, solve_table, solve_table_exactly
 from slurm_elastic.daemon.optimizer.solver.multi_pool import PoolChoice, solve_pools
 from slurm_elastic.daemon.optimizer.solver.table import Choice, Columns
@@ -158,17 +158,17 @@ def plans(quick: bool) -> None:
     print(f"\n{'jobs x GPUs':>15} {'from fitted models to targets':<44} {'CPU s':>9}")
     plan_pools([[measured_job(np.random.default_rng(0), 0)]], [64], ())  # what is imported on first use
     for jobs, capacity in ((100, 512), (1000, 4096), (10000, 100000))[: 2 if quick else 3]:
-        rng, cache = np.random.default_rng(jobs), Cache()
+        rng, tables = np.random.default_rng(jobs), ChoiceTables()
         views = [measured_job(rng, j) for j in range(jobs)]
-        first = cpu(lambda v=views, k=capacity: plan_pools([v], [k], (), cache=Cache()), 3)[0]
-        plan_pools([views], [capacity], (), cache=cache)
-        same = cpu(lambda v=views, k=capacity, c=cache: again(v, k, c), 3)[0]
+        first = cpu(lambda v=views, k=capacity: plan_pools([v], [k], (), tables=ChoiceTables()), 3)[0]
+        plan_pools([views], [capacity], (), tables=tables)
+        same = cpu(lambda v=views, k=capacity, c=tables: again(v, k, c), 3)[0]
         best = float("inf")
         for turn in range(3):
             views[turn::10] = [measured_job(rng, j) for j in range(turn, jobs, 10)]
-            best = min(best, cpu(lambda v=views, k=capacity, c=cache: again(v, k, c))[0])
+            best = min(best, cpu(lambda v=views, k=capacity, c=tables: again(v, k, c))[0])
         others = [replace(view, weight=0.9) for view in views]
-        weighed = cpu(lambda v=others, k=capacity, c=cache: again(v, k, c))[0]
+        weighed = cpu(lambda v=others, k=capacity, c=tables: again(v, k, c))[0]
         rows = (
             ("nothing known from before", first),
             ("a tenth measured again", best),
@@ -179,9 +179,9 @@ def plans(quick: bool) -> None:
             print(f"{f'{jobs} x {capacity}':>15} {label:<44} {seconds:>9.4f}{goal_of(goal)}", flush=True)
 
 
-def again(views: list[JobView], capacity: int, cache: Cache) -> object:
-    cache.turn()
-    return plan_pools([views], [capacity], (), cache=cache)
+def again(views: list[JobView], capacity: int, tables: ChoiceTables) -> object:
+    tables.turn()
+    return plan_pools([views], [capacity], (), tables=tables)
 
 
 def measured_job(rng: np.random.Generator, number: int) -> JobView:

@@ -26,7 +26,7 @@ from public_data import load_profiles
 from slurm_elastic.daemon.optimizer.job_view import JobView
 from slurm_elastic.daemon.optimizer.plan import plan_pools
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES
-from slurm_elastic.daemon.selasticd.settings import FIRST_SIZES
+from slurm_elastic.daemon.planner.settings import FIRST_SIZES
 from slurm_elastic.daemon.simulator.engine import Outcome
 from slurm_elastic.daemon.simulator.job_states import TrueCurve
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 else:
     from dataclasses import dataclass
 
-    def record(*, frozen, slots):
+    def record(*, frozen, slots, eq=True, kw_only=False):
         """The dataclass without the calls."""
-        return dataclass(slots=slots, unsafe_hash=frozen)
+        return dataclass(slots=slots, eq=eq, kw_only=kw_only, unsafe_hash=frozen and eq)
 
 
 __all__ = ["record"]

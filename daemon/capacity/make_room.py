@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from heapq import heapify, heappop, heappush
 from itertools import combinations
 from math import inf
+from types import MappingProxyType
 
 from ..slurm.model import Snapshot
 from ..slurm.site import Site
@@ -21,7 +22,7 @@ from .constraints import meets
 from .ledger import Amount, Ledger
 from .limit_relief import LimitRelief
 from .pending_jobs import Need, NeedPart
-from .shrink_options import ShrinkableJob, Unit, droppable, first_units, shrinks
+from .shrink_options import ShrinkableJob, Unit, first_units, shrinks
 from .slurm_limits import Bound, LimitUsage, charged
 
 _Rank = tuple[bool, float, int, float, float, int, str, tuple[Unit, ...]]
@@ -78,12 +79,16 @@ def make_room(
     givers: Iterable[ShrinkableJob],
     waiting: Iterable[Need],
     usage: LimitUsage | None = None,
+    weights: Mapping[int, float] = MappingProxyType({}),
 ) -> Room:
-    """Reserve for each waiting job in turn. The ledger and the usage of Slurm's limits that are given do not change."""
+    """Reserve for each waiting job in turn. The ledger and the usage of Slurm's limits that are given do not change.
+
+    weights: by which givers count, by job id; 1 for the others.
+    """
     usage, waiting = usage or LimitUsage(Site()), list(waiting)
     if not waiting:
         return Room(ledger.copy(), {}, promised=usage.empty())
-    maker = _Maker(snapshot, ledger, {giver.job_id: giver for giver in givers}, usage)
+    maker = _Maker(snapshot, ledger, {giver.job_id: giver for giver in givers}, usage, weights)
     state = _Try(ledger.copy(), usage.empty(), {})
     served: list[RoomMade] = []
     unserved: list[Need] = []
@@ -120,9 +125,16 @@ def make_room(
 class _Maker:
     """What does not change while room is made."""
 
-    def __init__(self, snapshot: Snapshot, ledger: Ledger, givers: dict[int, ShrinkableJob], usage: LimitUsage) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        ledger: Ledger,
+        givers: dict[int, ShrinkableJob],
+        usage: LimitUsage,
+        weights: Mapping[int, float],
+    ) -> None:
         self.snapshot = snapshot
-        self.givers = givers
+        self.givers, self.weights = givers, weights
         self.relief = LimitRelief(snapshot, givers, usage)
         self.bundles: dict[Unit, tuple[int, tuple[Unit, ...]]] = {}
         self.on_node: dict[str, list[Unit]] = {}
@@ -130,7 +142,7 @@ class _Maker:
         """Nodes with a GPU that is free, or that somebody may give up."""
         self.untrained = {unit for giver in givers.values() for unit in first_units(giver)}
         for giver in givers.values():
-            for unit, bundle in droppable(giver).items():
+            for unit, bundle in giver.drops.items():
                 self.bundles[unit] = (giver.job_id, bundle)
                 self.on_node.setdefault(unit[1], []).append(unit)
         self.with_gpus |= self.on_node.keys()
@@ -295,7 +307,7 @@ class _Maker:
     def _fullness(self, units: Collection[Unit]) -> float:
         """How much the fullest of those who give holds, per weight: the one that has most gives first."""
         owners = {self.bundles[unit][0] for unit in units}
-        return max((self.givers[owner].gpus / self.givers[owner].weight for owner in owners), default=0.0)
+        return max((self.givers[owner].gpus / self.weights.get(owner, 1.0) for owner in owners), default=0.0)
 
     def _slowness(self, units: Collection[Unit]) -> float:
         """What the slowest of these nodes costs its job in every step."""

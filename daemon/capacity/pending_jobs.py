@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from slurm_elastic.protocol.records import record
 
@@ -110,7 +109,6 @@ def _counts(job: Job, now: float) -> bool:
     return (comes or waits) and not job.reservation
 
 
-@lru_cache(maxsize=1 << 10)
 def limited(reason: str) -> bool:
     """Whether a job waits until others of its user, account or QOS end or hold less."""
     return _LIMIT.fullmatch(reason) is not None

@@ -17,6 +17,7 @@ from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.request import ElasticRequest, check_start, find, parse
 from slurm_elastic.protocol.text.reasons import Reason
 
+from ..derived.table import Derived, one_by_one
 from ..slurm.model import Job, Snapshot
 from .constraints import held_to
 
@@ -108,17 +109,6 @@ class Roster:
         return found
 
 
-@dataclass(slots=True)
-class Known:
-    """What the last rosters were made of. It changes no roster: a job that is as it was stays the same object, so that
-    whoever keeps what was made of it knows it again."""
-
-    alone: dict[int, tuple[tuple[object, ...], ElasticJob]] = field(default_factory=dict)
-    """Jobs without components, and companions left out, with all that each was made from."""
-    whole: Mapping[int, ElasticJob] = field(default_factory=dict)
-    """Jobs of the last roster."""
-
-
 @dataclass(frozen=True, slots=True)
 class Scope:
     """Whose jobs may be managed."""
@@ -129,6 +119,41 @@ class Scope:
     """Empty: all."""
     uid: int | None = None
     """One user's jobs only; None: everyone's."""
+
+
+@record(frozen=True, slots=True)
+class RosterEntry:
+    """What it depends on whether a job is elastic, and what Slurm holds for it, its companions left out."""
+
+    job: Job
+    parts: tuple[Job, ...]
+    """Its further components."""
+    text: str
+    """Of the request."""
+    reached: tuple[int, frozenset[str]] | None
+    """GPUs and their types on the nodes of its partitions; None: those have no nodes."""
+    scope: Scope
+    started: bool
+    features: tuple[frozenset[str], ...]
+    """Of each node that it has, where it asks for some."""
+
+
+Companions = tuple[ElasticJob, tuple[RunningPiece, ...], tuple[tuple[Job, Tag], ...]]
+"""A job, and of its companions those that run and those that wait."""
+
+
+class RosterTables:
+    """What the last rosters were made of. It changes none: a job that is as it was stays the same object, so that
+    whoever keeps what was made of it knows it again."""
+
+    def __init__(self) -> None:
+        self.alone = Derived[int, RosterEntry, ElasticJob | Unmanaged](one_by_one(_judge))
+        self.whole = Derived[int, Companions, ElasticJob](one_by_one(_with_companions))
+
+    def turn(self) -> None:
+        """Begin another roster."""
+        self.alone.turn()
+        self.whole.turn()
 
 
 def companion_tag(job: Job) -> Tag | None:
@@ -144,67 +169,54 @@ def sort_jobs(
     scope: Scope | None = None,
     asked: Mapping[int, str] | None = None,
     accepted: Collection[int] = (),
-    known: Known | None = None,
+    tables: RosterTables | None = None,
 ) -> Roster:
     """Sort a snapshot's jobs.
 
     `asked`: requests that supervisors brought, by job id; they override the comment. `accepted`: jobs that were
-    elastic before, whose present size is ours and no longer has to be a starting size. `known`: of rosters of the same
-    scope.
+    elastic before, whose present size is ours and no longer has to be a starting size.
     """
-    scope, asked, known = scope or Scope(), asked or {}, known or Known()
-    alone, elastic = dict[int, tuple[tuple[object, ...], ElasticJob]](), dict[int, ElasticJob]()
-    unmanaged: dict[int, Unmanaged] = {}
+    scope, asked, tables = scope or Scope(), asked or {}, tables or RosterTables()
+    tables.turn()
+    entries: dict[int, RosterEntry] = {}
     components, reached = _components(snapshot), dict[str, tuple[int, frozenset[str]] | None]()
     for job in snapshot.jobs.values():
         text = asked.get(job.job_id) or find(job.comment)
         if text is None or not _in_scope(job, scope) or job.het_offset > 0 or companion_tag(job) is not None:
             continue
-        parts = tuple(components.get(job.job_id, ()))
         if job.partition not in reached:  # most jobs share one
             reached[job.partition] = _reached(snapshot, job.partition)
-        made_from = job, text, reached[job.partition], job.job_id in accepted
-        before = None if parts else known.alone.get(job.job_id)
-        if before is not None and before[0] == made_from:
-            alone[job.job_id], elastic[job.job_id] = before, before[1]
-            continue
-        verdict = _judge(reached[job.partition], scope, job, parts, text, started=job.job_id in accepted)
-        if isinstance(verdict, Unmanaged):
-            unmanaged[job.job_id] = verdict
-            continue
-        constraint = held_to(job.features, _features(snapshot, job)) if job.features else ""
-        made = elastic[job.job_id] = ElasticJob(job, verdict, _held(job, parts), parts, constraint=constraint)
-        if not parts and not job.features:
-            alone[job.job_id] = made_from, made
-    orphans = _attach_companions(snapshot, scope, elastic)
-    for job_id, made in elastic.items():
-        whole = known.whole.get(job_id, made)
-        if whole is not made and whole == made:
-            elastic[job_id] = whole
-    known.alone, known.whole = alone, elastic
-    return Roster(elastic, unmanaged, orphans)
+        features = tuple(_features(snapshot, job)) if job.features else ()
+        of_job = job, tuple(components.get(job.job_id, ())), text, reached[job.partition]
+        entries[job.job_id] = RosterEntry(*of_job, scope, job.job_id in accepted, features)
+    elastic, unmanaged = dict[int, ElasticJob](), dict[int, Unmanaged]()
+    for job_id, found in tables.alone.of(entries).items():
+        if isinstance(found, Unmanaged):
+            unmanaged[job_id] = found
+        else:
+            elastic[job_id] = found
+    companions, orphans = _companions(snapshot, scope, elastic)
+    return Roster({**elastic, **tables.whole.of(companions)}, unmanaged, orphans)
 
 
-def _judge(
-    reached: tuple[int, frozenset[str]] | None,
-    scope: Scope,
-    job: Job,
-    parts: tuple[Job, ...],
-    text: str,
-    started: bool,
-) -> ElasticRequest | Unmanaged:
+def _judge(entry: RosterEntry) -> ElasticJob | Unmanaged:
+    job, scope, text = entry.job, entry.scope, entry.text
     if scope.partitions and not set(job.partition.split(",")) & set(scope.partitions):
         return Unmanaged(job, text, Reason.NOT_ALLOWED, f"partition {job.partition} is not open to elastic jobs")
     if scope.accounts and job.account not in scope.accounts:
         return Unmanaged(job, text, Reason.NOT_ALLOWED, f"account {job.account} is not open to elastic jobs")
     try:
         request = parse(text)
-        if not started and not (job.exclusive and job.pending):  # it will hold whole nodes, whatever it asks for
-            check_start(request, job.gpus + sum(part.gpus for part in parts))
+        # One that is exclusive will hold whole nodes, whatever it asks for.
+        if not entry.started and not (job.exclusive and job.pending):
+            check_start(request, job.gpus + sum(part.gpus for part in entry.parts))
     except RequestError as error:
         return Unmanaged(job, text, Reason.MALFORMED, str(error))
-    sentence = _impossible(reached, job, parts, request)
-    return Unmanaged(job, text, Reason.IMPOSSIBLE, sentence) if sentence else request
+    sentence = _impossible(entry.reached, job, entry.parts, request)
+    if sentence:
+        return Unmanaged(job, text, Reason.IMPOSSIBLE, sentence)
+    constraint = held_to(job.features, entry.features) if job.features else ""
+    return ElasticJob(job, request, _held(job, entry.parts), entry.parts, constraint=constraint)
 
 
 def _reached(snapshot: Snapshot, partition: str) -> tuple[int, frozenset[str]] | None:
@@ -263,23 +275,35 @@ def piece_of(job: Job, kind: str) -> Piece:
     return Piece(job.job_id, kind, tuple(job.nodes), job.gpus_per_node, job.gpu_type)
 
 
-def _attach_companions(snapshot: Snapshot, scope: Scope, elastic: dict[int, ElasticJob]) -> tuple[Job, ...]:
-    """Give companions to their bases, in place; return those whose base does not run."""
+def _companions(
+    snapshot: Snapshot, scope: Scope, elastic: Mapping[int, ElasticJob]
+) -> tuple[dict[int, Companions], tuple[Job, ...]]:
+    """The companions of each base that has some; and those whose base does not run."""
+    running, queued = dict[int, list[RunningPiece]](), dict[int, list[tuple[Job, Tag]]]()
     orphans = []
     for job in sorted(snapshot.jobs.values(), key=lambda job: job.job_id):
         tag = companion_tag(job)
         if tag is None or job.state not in ("RUNNING", "PENDING") or not _in_scope(job, scope):
             continue
-        base, owner = snapshot.jobs.get(tag.base), elastic.get(tag.base)
+        base = snapshot.jobs.get(tag.base)
         if base is not None and base.uid != job.uid:
             continue  # another user's text about somebody's job
         if base is None or base.state not in ALIVE:
             orphans.append(job)
-        elif owner is None:
+        elif tag.base not in elastic:
             continue  # its base runs and is left alone, and so is this
         elif job.state == "RUNNING":
-            held = (*owner.held, RunningPiece(job, piece_of(job, "companion"), tag.resize))
-            elastic[tag.base] = replace(owner, held=held)
+            running.setdefault(tag.base, []).append(RunningPiece(job, piece_of(job, "companion"), tag.resize))
         else:
-            elastic[tag.base] = replace(owner, queued=(*owner.queued, (job, tag)))
-    return tuple(orphans)
+            queued.setdefault(tag.base, []).append((job, tag))
+    found = {
+        job_id: (elastic[job_id], tuple(running.get(job_id, ())), tuple(queued.get(job_id, ())))
+        for job_id in elastic
+        if job_id in running or job_id in queued
+    }
+    return found, tuple(orphans)
+
+
+def _with_companions(of_base: Companions) -> ElasticJob:
+    base, running, queued = of_base
+    return replace(base, held=(*base.held, *running), queued=queued)

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slurm_elastic.protocol.messages import Piece, Shape
-from slurm_elastic.protocol.records import record
 
 from .ledger import Amount
 from .roster import RunningPiece
@@ -45,9 +44,9 @@ class DropRule:
         return piece.nodes[0] if self.first_node_stays else None
 
 
-@record(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ShrinkableJob:
-    """An elastic job as far as it can give: what it trains on, and the sizes it accepts."""
+    """An elastic job as far as it can give: what it trains on, and the sizes it accepts. It is not changed."""
 
     job_id: int
     pieces: tuple[Piece, ...]
@@ -58,30 +57,21 @@ class ShrinkableJob:
     """By kind of piece, for the kinds that it may give up."""
     share: Mapping[int, Amount]
     """By Slurm job id: what a node given up by it gives back."""
-    weight: float = 1.0
     switches: Mapping[str, str] = field(default_factory=dict)
     """Node -> the lowest switch over it, where the site describes its network."""
     wanted: frozenset[str] = frozenset()
     """Nodes that waiting jobs ask for by name."""
     slow: Mapping[str, float] = field(default_factory=dict)
     """Node -> the share of every step that all ranks wait for its own; nodes that hold nobody back are not in it."""
-    known: dict[frozenset[Unit], Mapping[int, tuple[Piece, ...]]] = field(
-        init=False, default_factory=dict, compare=False, repr=False
-    )
-    """What `shrinks` found, by the units that were forced."""
-    drops: Mapping[Unit, tuple[Unit, ...]] | None = field(init=False, default=None, compare=False, repr=False)
-    """What `droppable` found."""
+    drops: Mapping[Unit, tuple[Unit, ...]] = field(init=False)
+    """Every unit that can go, with all the units that go with it (itself first)."""
+
+    def __post_init__(self) -> None:
+        self.drops = _droppable(self)
 
     @property
     def gpus(self) -> int:
         return sum(piece.gpus for piece in self.pieces)
-
-
-def droppable(giver: ShrinkableJob) -> Mapping[Unit, tuple[Unit, ...]]:
-    """Every unit that can go, with all the units that go with it (itself first)."""
-    if giver.drops is None:
-        object.__setattr__(giver, "drops", _droppable(giver))
-    return giver.drops or {}
 
 
 def _droppable(giver: ShrinkableJob) -> dict[Unit, tuple[Unit, ...]]:
@@ -130,18 +120,6 @@ def shrinks(giver: ShrinkableJob, forced: frozenset[Unit] = frozenset()) -> Mapp
     newest and smallest companions first, but before these one on a slow node, whole companions rather than parts, the
     base's own nodes last.
     """
-    found = giver.known.get(forced)
-    if found is None:
-        found = giver.known[forced] = _shrinks(giver, forced)
-    return found
-
-
-def nodes_left(giver: ShrinkableJob, forced: frozenset[Unit] = frozenset()) -> Mapping[int, int]:
-    """GPUs -> nodes for every number of GPUs that the job can come down to."""
-    return {k: sum([len(piece.nodes) for piece in pieces]) for k, pieces in shrinks(giver, forced).items()}
-
-
-def _shrinks(giver: ShrinkableJob, forced: frozenset[Unit]) -> dict[int, tuple[Piece, ...]]:
     best: dict[int, tuple[int, tuple[Piece, ...]]] = {0: (0, ())}
     for rank, piece in enumerate(reversed(giver.pieces)):
         step: dict[int, tuple[int, tuple[Piece, ...]]] = {}
@@ -152,6 +130,11 @@ def _shrinks(giver: ShrinkableJob, forced: frozenset[Unit]) -> dict[int, tuple[P
                     step[size] = (total, (kept, *pieces) if kept else pieces)
         best = step
     return {size: pieces for size, (_, pieces) in sorted(best.items())}
+
+
+def nodes_left(giver: ShrinkableJob, forced: frozenset[Unit] = frozenset()) -> Mapping[int, int]:
+    """GPUs -> nodes for every number of GPUs that the job can come down to."""
+    return {k: sum([len(piece.nodes) for piece in pieces]) for k, pieces in shrinks(giver, forced).items()}
 
 
 def _cuts(giver: ShrinkableJob, piece: Piece, rank: int, forced: frozenset[Unit]) -> list[tuple[Piece | None, int]]:

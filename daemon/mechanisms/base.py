@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import ClassVar, Protocol
 
 from slurm_elastic.db.rows import InUse, ResizeRow
@@ -133,7 +132,7 @@ class Mechanism(ABC):
         """Why it can't be used for this job on this site; empty when it can."""
         via = job.job.request.via
         if self.name not in via:
-            return _unnamed(via)
+            return f"its request does not name it (via={'+'.join(via)})"
         return next((job.refused[kind].words for kind in self.asks if kind in job.refused), "")
 
     def cost_s(self, job: ResizableJob, settings: ResizeSettings) -> float:
@@ -197,11 +196,6 @@ class Mechanism(ABC):
     def undo(self, job_id: int, left: Iterable[int], why: str) -> list[Action]:
         """What takes back a resize that it led. `left`: Slurm jobs left behind. Nodes given up do not come back."""
         return []
-
-
-@lru_cache
-def _unnamed(via: tuple[str, ...]) -> str:
-    return f"its request does not name it (via={'+'.join(via)})"
 
 
 def pause_s(job: ResizableJob, settings: ResizeSettings) -> float:

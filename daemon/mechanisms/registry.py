@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from slurm_elastic.protocol.messages import Piece, Resize
 
@@ -33,7 +32,6 @@ MECHANISMS: tuple[Mechanism, ...] = (
 _DROPS = {mechanism.drops.kind: mechanism for mechanism in MECHANISMS if mechanism.drops}
 
 
-@lru_cache
 def drop_rules(via: tuple[str, ...], in_parts: bool = True, whole: bool = True) -> Mapping[str, DropRule]:
     """How a job with this `via=` gives up its pieces, by their kind; a kind without a rule stays.
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
-from typing import NamedTuple
+from itertools import islice
 
 from slurm_elastic.db.rows import ObservationRow
 
+from ..derived.table import Derived, one_by_one
 from ..optimizer.errors import PlanInputError
 from ..optimizer.models.input_wait import LEAST
 from ..optimizer.models.observation import MOST, MOST_COMM, STEP_S, Observation
@@ -26,64 +26,64 @@ COMPUTE_GRID = 0.02
 """The same of the share of a step that is not communication."""
 TOGETHER = 500
 """Models fitted at once: more cost as much each, and memory."""
-_configuration = attrgetter("gpus", "nodes", "batch", "micro_batch", "accumulation", "comm_share", "input_wait_share")
+KEPT = 1 << 10
+"""Models that are kept though no job has been measured just so lately."""
 UNREAL = f"none has a step time from {STEP_S[0]:g} to {STEP_S[1]:g} s"
 Rows = Sequence[ObservationRow]
-_Key = tuple[tuple[Observation, ...], Prior]
-
-
-class _Known(NamedTuple):
-    """A job's model, and what that was made from: as it was stored and as it was fitted."""
-
-    rows: Rows
-    each: tuple[Observation | None, ...]
-    """What a fit takes of each row; None: nothing."""
-    key: _Key
-    model: ThroughputModel | PlanInputError | None = None
-    """None: not fitted yet, or nothing can have been measured."""
+_Seen = tuple[tuple[Observation, ...], Prior]
+_Made = ThroughputModel | PlanInputError | None
+"""None: nothing can have been measured."""
 
 
 class ModelCache:
-    """The models of the jobs asked for last. Not thread-safe."""
+    """The models of the jobs asked for last. A job's depends on its reports as far as a fit takes them, and on its
+    prior; jobs with the same of both share one. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._jobs: dict[int, _Known] = {}
-        self._models: dict[_Key, ThroughputModel | PlanInputError] = {}
+        self._taken = Derived[object, ObservationRow, Observation | None](one_by_one(_taken), _read)
+        self._fitted = Derived[_Seen, _Seen, _Made](_fitted, room=KEPT)
+        self._jobs = Derived[int, tuple[Rows, Prior], _Made](
+            self._models, lambda asked: (tuple([_read(row) for row in asked[0]]), asked[1])
+        )
         self.unfitted: dict[int, str] = {}
         """Of the jobs asked for last those that were measured and have no model: why, in words that follow a colon."""
 
     def of(self, jobs: Mapping[int, tuple[Rows, Prior]]) -> dict[int, ThroughputModel]:
         """Models by job id, of those that were measured; jobs not asked for are forgotten."""
-        self._jobs = {job_id: self._known(job_id, *has) for job_id, has in jobs.items()}
-        lacking = {job_id: known for job_id, known in self._jobs.items() if known.model is None and known.key[0]}
-        new = list({known.key: None for known in lacking.values() if known.key not in self._models})
-        for first in range(0, len(new), TOGETHER):
-            some = new[first : first + TOGETHER]
-            made = fit_each([seen for seen, _ in some], [prior for _, prior in some])
-            self._models.update(zip(some, made, strict=True))
-        for job_id, known in lacking.items():
-            self._jobs[job_id] = known._replace(model=self._models[known.key])
-        if len(self._models) > 2 * len(jobs):
-            self._models = {known.key: known.model for known in self._jobs.values() if known.model is not None}
-        self.unfitted = {}
-        found: dict[int, ThroughputModel] = {}
-        for job_id, known in self._jobs.items():
-            if isinstance(known.model, ThroughputModel):
-                found[job_id] = known.model
-            elif known.rows:
-                self.unfitted[job_id] = UNREAL if known.model is None else str(known.model)
-        return found
+        for table in (self._taken, self._fitted, self._jobs):
+            table.turn()
+        made = self._jobs.of(jobs)
+        self.unfitted = {
+            job_id: UNREAL if one is None else str(one)
+            for job_id, one in made.items()
+            if not isinstance(one, ThroughputModel) and jobs[job_id][0]
+        }
+        return {job_id: one for job_id, one in made.items() if isinstance(one, ThroughputModel)}
 
-    def _known(self, job_id: int, rows: Rows, prior: Prior) -> _Known:
-        known = self._jobs.get(job_id)
-        if known is None or len(known.rows) != len(rows):
-            each = tuple([_taken(row) for row in rows])
-        else:  # of a job that has reported mostly one row has changed
-            alike = zip(rows, known.rows, known.each, strict=True)
-            each = tuple([taken if _alike(row, before) else _taken(row) for row, before, taken in alike])
-        if known is not None and known.key[1] is prior and each == known.each:
-            return _Known(rows, known.each, known.key, known.model)
-        return _Known(rows, each, (tuple([one for one in each if one is not None]), prior))
+    def _models(self, asked: Sequence[tuple[Rows, Prior]]) -> list[_Made]:
+        taken = iter(self._taken.each([row for rows, _ in asked for row in rows]))
+        seen = [(tuple([one for one in islice(taken, len(rows)) if one is not None]), prior) for rows, prior in asked]
+        return self._fitted.each(seen)
+
+
+def _fitted(asked: Sequence[_Seen]) -> list[_Made]:
+    """The model of each, or why there is none."""
+    measured = [one for one in asked if one[0]]
+    made = list[_Made]()
+    for first in range(0, len(measured), TOGETHER):
+        some = measured[first : first + TOGETHER]
+        made += fit_each([seen for seen, _ in some], [prior for _, prior in some])
+    each = iter(made)
+    return [next(each) if seen else None for seen, _ in asked]
+
+
+def _read(row: ObservationRow) -> tuple[object, ...]:
+    """What a fit takes of a row depends on."""
+    waits = row.input_wait_share
+    return (
+        row.gpus, row.nodes, row.batch, row.micro_batch, row.accumulation, row.comm_share, waits, row.step_time,
+        row.count.bit_length(), row.samples_per_s if waits else 0.0,
+    )  # fmt: skip
 
 
 def observations(rows: Rows) -> tuple[Observation, ...]:
@@ -93,15 +93,6 @@ def observations(rows: Rows) -> tuple[Observation, ...]:
 
 def _taken(row: ObservationRow) -> Observation | None:
     return observation(row) if believed(row) else None
-
-
-def _alike(row: ObservationRow, before: ObservationRow) -> bool:
-    """Whether a fit takes the same of both, at first sight."""
-    if row is before:
-        return True
-    same = row.step_time == before.step_time and row.count.bit_length() == before.count.bit_length()
-    same = same and (not row.input_wait_share or row.samples_per_s == before.samples_per_s)
-    return same and bool(_configuration(row) == _configuration(before))
 
 
 def believed(row: ObservationRow) -> bool:

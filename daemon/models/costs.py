@@ -19,6 +19,7 @@ from slurm_elastic.db.rows import PauseRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import StoreError
 
+from ..derived.table import Derived, one_by_one
 from ..optimizer.models.costs import CostModel, CostPrior, Estimate, fit
 from .settings import ModelSettings
 
@@ -61,21 +62,19 @@ class Costs:
         self._sizes = Sizes()
         self._failures: dict[str, tuple[float, float]] = {}
         self._models: dict[bool, CostModel] = {}
-        self._likely: dict[tuple[int, bool], float] = {}
+        self._likely = Derived[tuple[int, bool], tuple[int, CostModel, Sizes], float](
+            one_by_one(lambda asked: _on_grid(asked[1].at(self._size(asked[0])).seconds)), lambda asked: asked[1:]
+        )
 
     def likely_s(self, job_ids: Iterable[int], requeue: bool) -> dict[int, float]:
         """Seconds that training stands still in a resize of each of these jobs, on a grid; none of any where none was
         measured here."""
         self._refresh()
-        model, known = self._models.get(requeue), self._likely
+        model = self._models.get(requeue)
         if model is None:
             return {}
-        found = {}
-        for job_id in job_ids:
-            if (job_id, requeue) not in known:  # asked for in every round
-                known[job_id, requeue] = _on_grid(model.at(self._size(job_id)).seconds)
-            found[job_id] = known[job_id, requeue]
-        return found
+        asked = {(job_id, requeue): (job_id, model, self._sizes) for job_id in job_ids}
+        return {job_id: seconds for (job_id, _), seconds in self._likely.of(asked).items()}
 
     def estimate(self, job_id: int, requeue: bool) -> Estimate | None:
         """The same with an interval, from its own resizes where it has had some."""
@@ -111,7 +110,8 @@ class Costs:
         except StoreError as error:
             log.warning("what resizes cost is not read again this time: %s", error)
             return
-        self._models, self._likely = models(pauses, programs, self._priors), {}
+        self._models = models(pauses, programs, self._priors)
+        self._likely.turn()
 
 
 def sizes(store: Store, limit: int) -> Sizes:

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from .grid import Grid, grid_of
+from .grid import Grid, Grids, grid_of
 from .job_view import JobView, check
 from .models import configurations
 from .models.configurations import Configurations
@@ -38,12 +38,13 @@ TOGETHER = 1 << 15
 """Configurations computed at once: so many fit a processor's caches."""
 
 
-def choices(jobs: Sequence[JobView], policy_name: str) -> list[Columns]:
-    """The choices of each job under a policy, each with its term in the objective."""
+def choices(jobs: Sequence[JobView], policy_name: str, known: Grids | None = None) -> list[Columns]:
+    """The choices of each job under a policy, each with its term in the objective. known: grids made before."""
     policy = policy_named(policy_name)
     for job in jobs:
         check(job)
-    grids, found = [grid_of(job, policy) for job in jobs], dict[int, Columns]()
+    asked, found = [(job, policy) for job in jobs], dict[int, Columns]()
+    grids = known.each(asked) if known is not None else [grid_of(one) for one in asked]
     for some in _stretches(grids):
         found |= zip(some, _listed([jobs[j] for j in some], [grids[j] for j in some], policy), strict=True)
     return [found[j] for j in range(len(jobs))]

@@ -1,17 +1,17 @@
 """What one job may have, before anything is known of its speed: its sizes, and the batches to consider at each.
 
 Promise: sizes ascend, and so do the batches at each; what the job has is among them wherever it may be kept. A size
-without a feasible batch is none. Limit: jobs alike share a grid; it is looked up by what it is made from.
+without a feasible batch is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
+from ..derived.table import Derived
 from .errors import PlanInputError
 from .job_view import JobView, check_batches, check_sizes, nodes_at
 from .models import goodput
@@ -21,7 +21,6 @@ from .policies import Policy
 
 EVEN_SPREAD = 1e-4
 """Value lost per doubling of GPUs: exact ties go to an even spread and to fewer GPUs."""
-Batches = Callable[[int], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,49 +41,47 @@ class Grid:
     """The place of the batch that it has among those of that size; -1: it has none, or that is none of them."""
 
 
-def grid_of(job: JobView, policy: Policy) -> Grid:
-    """The grid of a job under a policy. Raises PlanInputError where no size has a feasible batch."""
+Grids = Derived[Any, tuple[JobView, Policy], Grid]
+
+
+def grid_inputs(asked: tuple[JobView, Policy]) -> tuple[Any, ...]:
+    """What the grid of a job under a policy is made from: its sizes with their nodes, its batches, the GPUs and the
+    batch that it has, and the batch that the others are held near to; 0: none is."""
+    job, policy = asked
     gpus, batch = job.current_gpus, job.current_batch
+    if gpus > 0 and (job.frozen or policy.fixed_size):
+        return ((gpus, nodes_at(job, gpus)),), None, gpus, batch, 0
+    sizes = _asked_for(job) if policy.fixed_size else job.choices
+    return sizes, job.batches, gpus, batch, job.reference_batch if policy.fixed_batch else 0
+
+
+def grid_of(asked: tuple[JobView, Policy]) -> Grid:
+    """The grid of a job under a policy. Raises PlanInputError where no size has a feasible batch."""
+    job, _ = asked
+    sizes, batches, gpus, batch, only = grid_inputs(asked)
+    rows = list[tuple[int, int, tuple[int, ...]]]()
     try:
-        if gpus > 0 and (job.frozen or policy.fixed_size):
-            return _still(gpus, nodes_at(job, gpus), batch)
-        sizes = _asked_for(job) if policy.fixed_size else job.choices
-        found = _grid(sizes, job.batches, gpus, batch, job.reference_batch if policy.fixed_batch else 0)
+        check_sizes(sizes)
+        for size, nodes in sorted(dict(sizes).items()):
+            feasible = (batch,) if batches is None else batches(size) if size else (1,)
+            check_batches(size, feasible if batches is not None else ())
+            if only and size:
+                feasible = goodput.nearest(feasible, only)
+            if size == gpus and size and batch > 0 and batch not in feasible:
+                feasible = tuple(sorted((*feasible, batch)))
+            if feasible:
+                rows.append((size, nodes, feasible))
     except PlanInputError as error:
         raise PlanInputError(f"job {job.label}: {error}") from None
-    if found is None:
+    if not rows:
         raise PlanInputError(f"job {job.label} has no size with a feasible batch among {[k for k, _ in job.choices]}")
-    return found
+    return _made(rows, gpus, batch)
 
 
 def _asked_for(job: JobView) -> tuple[tuple[int, int], ...]:
     """What a job that starts may have without elasticity: nothing if it may wait, else what it asked for."""
     asked = tuple(c for c in job.choices if c[0] in (0, job.reference_gpus))
     return asked if any(k for k, _ in asked) else job.choices
-
-
-@lru_cache(maxsize=1 << 10)
-def _still(gpus: int, nodes: int, batch: int) -> Grid:
-    """Of a job that may not move."""
-    check_sizes([(gpus, nodes)])
-    return _made([(gpus, nodes, (batch,))], gpus, batch)
-
-
-@lru_cache(maxsize=1 << 10)
-def _grid(sizes: tuple[tuple[int, int], ...], batches: Batches, gpus: int, batch: int, only: int) -> Grid | None:
-    """`gpus`, `batch`: what the job has; `only`: the batch that the others are held near to, 0: none is."""
-    check_sizes(sizes)
-    rows = list[tuple[int, int, tuple[int, ...]]]()
-    for size, nodes in sorted(dict(sizes).items()):
-        feasible = batches(size) if size else (1,)
-        check_batches(size, feasible)
-        if only and size:
-            feasible = goodput.nearest(feasible, only)
-        if size == gpus and size and batch > 0 and batch not in feasible:
-            feasible = tuple(sorted((*feasible, batch)))
-        if feasible:
-            rows.append((size, nodes, feasible))
-    return _made(rows, gpus, batch) if rows else None
 
 
 def _made(rows: list[tuple[int, int, tuple[int, ...]]], gpus: int, batch: int) -> Grid:

@@ -28,9 +28,9 @@ class Model(Protocol):
     def uncertainties(self, sizes: Sequence[tuple[int, int]]) -> list[float]: ...
 
 
-@record(frozen=True, slots=True)
+@record(frozen=True, slots=True, eq=False)
 class JobView:
-    """What a policy may know of a job."""
+    """What a policy may know of a job. One is equal to itself alone: what is made of it is kept under it."""
 
     label: str
     """The job id as text, for messages."""

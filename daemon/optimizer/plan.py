@@ -5,22 +5,24 @@
 s_j is progress per second relative to one GPU of the job; `policies` says what progress and u are, `choices`
 what each job may have and what a move there costs, `solver` finds the maximum, `targets` explains it.
 
-Promise: pure and deterministic; a job that may not move keeps its size; none gets less than its smallest choice. A
-cache changes no plan.
+Promise: pure and deterministic; a job that may not move keeps its size; none gets less than its smallest choice. Tables
+change no plan.
 Limit: within one pool GPUs are equal; which nodes a job gets is decided elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from math import fsum
 
+from ..derived.table import Derived, one_by_one
 from .choices import choices
+from .grid import Grids, grid_inputs, grid_of
 from .job_view import JobView, check
 from .planner_problem import problem_of
-from .policies import DEFAULT_POLICY, POLICIES
+from .policies import DEFAULT_POLICY, POLICIES, policy_named
 from .problem import Layout, checked
 from .solver.crossing_limits import solve_limited
 from .solver.knapsack import Solution, value_at
@@ -29,25 +31,38 @@ from .solver.table import Columns
 from .targets import PoolPlan, explained
 
 
-@dataclass
-class Cache:
-    """Choices made before, for callers that plan again and again over jobs that mostly did not change."""
+class ChoiceTables:
+    """The choices made before, for callers that plan again and again over jobs that mostly did not change."""
 
-    room: int = 1 << 12
-    """Lists of choices that are kept though no plan asks for them: jobs come back to what they had."""
-    made: dict[object, tuple[object, JobView, Columns]] = field(default_factory=dict)
-    """By what they were made from, which stands beside them."""
-    old: dict[object, tuple[object, JobView, Columns]] = field(default_factory=dict)
-    """What was made before there was no more room; what is not asked for until that happens again is forgotten."""
-    views: dict[int, tuple[str, JobView, Columns]] = field(default_factory=dict)
-    old_views: dict[int, tuple[str, JobView, Columns]] = field(default_factory=dict)
+    def __init__(self, room: int = 1 << 12) -> None:
+        """room: lists of choices that are kept though no plan asks for them: jobs come back to what they had."""
+        self.grids: Grids = Derived(one_by_one(grid_of), grid_inputs, room=1 << 10)
+        self._alike = Derived[object, _Asked, Columns](self._made, _made_from, room)
+        """Of jobs that are alike but for their weights."""
+        self._own = Derived[JobView, _Asked, Columns](self._weighted)
 
     def turn(self) -> None:
-        """Begin another round of plans: forget, once there is no more room, what was not asked for since last time."""
-        if len(self.made) > self.room:
-            self.old, self.made = self.made, {}
-        if len(self.views) > self.room:
-            self.old_views, self.views = self.views, {}
+        """Begin another round of plans."""
+        for table in (self.grids, self._alike, self._own):
+            table.turn()
+
+    def of(self, jobs: Sequence[JobView], policy: str) -> list[Columns]:
+        """The choices of each job, with their terms in the objective: those that are not known yet made all at once."""
+        found = self._own.of({job: (job, policy) for job in jobs})
+        return list(found.values()) if len(found) == len(jobs) else [found[job] for job in jobs]
+
+    def _weighted(self, asked: Sequence[_Asked]) -> list[Columns]:
+        for job, _ in asked:
+            check(job)  # here: of jobs alike but for their weights only one is looked at below
+        alike = self._alike.each(asked)
+        return [own.at_weight(job.weight) for own, (job, _) in zip(alike, asked, strict=True)]
+
+    def _made(self, asked: Sequence[_Asked]) -> list[Columns]:
+        return choices([job for job, _ in asked], asked[0][1], self.grids)
+
+
+_Asked = tuple[JobView, str]
+"""A job and a policy's name."""
 
 
 def plan_pools(
@@ -55,7 +70,7 @@ def plan_pools(
     capacities: Sequence[int],
     caps: Sequence[Cap],
     policy: str = DEFAULT_POLICY,
-    cache: Cache | None = None,
+    tables: ChoiceTables | None = None,
     layout: Layout | None = None,
 ) -> list[PoolPlan]:
     """The best plan for several pools of jobs under limits that may cross them; `caps` count through all pools. Equal
@@ -64,7 +79,7 @@ def plan_pools(
     Of a policy with a planner, that planner's; `layout` is for it. Raises InfeasiblePlan naming the jobs,
     PlanInputError for bad input, PolicyFailed where a policy that is not ours gives no plan.
     """
-    every = iter(choices_of([job for jobs in pools for job in jobs], policy, cache))
+    every = iter((tables or ChoiceTables()).of([job for jobs in pools for job in jobs], policy))
     made = [list(islice(every, len(jobs))) for jobs in pools]
     found = solve_limited(made, capacities, caps, [job.label for jobs in pools for job in jobs])
     planner = POLICIES[policy].planner
@@ -107,45 +122,17 @@ def refined(exact: Sequence[Solution], made: Sequence[Sequence[Columns]], chosen
     return out
 
 
-def values_of_staying(jobs: Sequence[JobView], policy: str, cache: Cache | None = None) -> list[float]:
+def values_of_staying(jobs: Sequence[JobView], policy: str, tables: ChoiceTables) -> list[float]:
     """The terms of jobs that have one choice each."""
-    return [value_at(own, 0) for own in choices_of(jobs, policy, cache)]
+    return [value_at(own, 0) for own in tables.of(jobs, policy)]
 
 
-def choices_of(jobs: Sequence[JobView], policy: str, cache: Cache | None = None) -> list[Columns]:
-    """The choices of each job, with their terms in the objective: those that are not known yet made all at once."""
-    if cache is None:
-        return choices(jobs, policy)
-    found, lacking = list[Columns | None](), dict[object, list[int]]()
-    for j, job in enumerate(jobs):
-        held = cache.views.get(id(job)) or cache.old_views.get(id(job))
-        if held is None or held[0] != policy:
-            check(job)  # here: of jobs alike but for their weights only one is looked at below
-            key = _made_from(job, policy)
-            known = cache.made.get(key) or cache.old.get(key)
-            if known is None:
-                lacking.setdefault(key, []).append(j)
-                found.append(None)
-                continue
-            cache.made[known[0]] = known
-            held = policy, job, known[2].at_weight(job.weight)
-        cache.views[id(job)] = held  # the view is kept, so that its identity stays its own
-        found.append(held[2])
-    made = choices([jobs[alike[0]] for alike in lacking.values()], policy)
-    for (key, alike), own in zip(lacking.items(), made, strict=True):
-        cache.made[key] = key, jobs[alike[0]], own
-        for j in alike:
-            found[j] = weighted = own.at_weight(jobs[j].weight)
-            cache.views[id(jobs[j])] = policy, jobs[j], weighted
-    return [own for own in found if own is not None]
-
-
-def _made_from(job: JobView, policy: str) -> object:
-    """What a job's choices depend on, its weight apart. Sizes by their identity: jobs alike share them, and they are
-    long."""
-    asked = job.reference_gpus if POLICIES[policy].fixed_size else 0
+def _made_from(asked: _Asked) -> object:
+    """What a job's choices depend on, its weight apart."""
+    job, policy = asked
+    reference_gpus = job.reference_gpus if policy_named(policy).fixed_size else 0
     return (
-        policy, job.model, id(job.choices), job.batches, job.current_gpus, job.current_batch, asked,
+        policy, job.model, job.choices, job.batches, job.current_gpus, job.current_batch, reference_gpus,
         job.reference_batch, job.pause_s, job.horizon_s, job.frozen, job.sigma, job.noise_scale,
         job.restart_sizes, job.restart_pause_s, job.batch_pause_s, job.quality, job.least_per_gpu,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .job_view import Model
+from .job_view import JobView, Model, nodes_at
 from .models.configurations import Configurations, ends_of
 from .models.throughput import ThroughputModel, throughputs_of, uncertainties_of
 
@@ -49,3 +49,26 @@ def _uncertainties(asked: Sequence[tuple[ThroughputModel, tuple[int, int]]]) -> 
         [model for model, _ in asked], gpus, nodes, np.arange(len(asked) + 1)
     ).tolist()
     return found
+
+
+def speeds_at(asked: Sequence[tuple[JobView | None, Sequence[tuple[int, int]]]]) -> list[list[float]]:
+    """Samples/s of each job at its own (GPUs, global batch); of one without a model, or None, none.
+
+    A size lies on the nodes that its choices say, else as dense as on the densest of them.
+    """
+    found = iter(throughputs_at([(job.model, _on_nodes(job, sizes)) for job, sizes in asked if job and job.model]))
+    return [next(found) if job and job.model else [] for job, _ in asked]
+
+
+def _on_nodes(job: JobView, sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    nodes = dict(job.choices)
+    dense = max((gpus / count for gpus, count in job.choices if count), default=1.0)
+    return [(gpus, nodes.get(gpus) or max(1, round(gpus / dense)), max(1, batch)) for gpus, batch in sizes]
+
+
+def doubts_at(asked: Sequence[tuple[JobView | None, int]]) -> list[float | None]:
+    """Relative 1-sigma of each job's speed at so many GPUs; None of one without a model."""
+    found = iter(
+        uncertainties_at([(job.model, (gpus, nodes_at(job, gpus))) for job, gpus in asked if job and job.model])
+    )
+    return [next(found) if job and job.model else None for job, _ in asked]

@@ -60,6 +60,10 @@ class PoolPlan:
     targets: tuple[Target, ...]
     value: float
     bound: float
+    gain: float = 0.0
+    """Against leaving everyone where it is, in relative gains of one job's progress, where somebody has asked."""
+    held_back: bool = False
+    """The gain was below the least one worth moving for: everyone stays, with a batch that is better there."""
 
 
 def explained(

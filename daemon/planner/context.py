@@ -28,10 +28,10 @@ from ..slurm.model import Snapshot
 from ..slurm.site import Site
 from .leaving_companions import LEAVE_S, draining, draining_units, ending_units, submitted_units
 from .limit_usage import holds
-from .memory import Memory
 from .running.job import RunningJob
 from .running.state import JobState
 from .settings import PlannerSettings
+from .tables import Tables
 from .user_limits import Limits
 from .waiting.first_sizes import Changed
 
@@ -47,7 +47,7 @@ class Inputs:
     now: float
     passed: Collection[Kind] = ()
     """Of waiting jobs that did not take the room made for them."""
-    memory: Memory = field(default_factory=Memory)
+    tables: Tables = field(default_factory=Tables)
     """What was made of the same jobs in the round before; it changes no plan."""
     site: Site = field(default_factory=Site)
     put_back: Mapping[int, Shape] = field(default_factory=dict)
@@ -62,7 +62,6 @@ class Inputs:
     """What is believed of the speed of waiting jobs, by job id, where their first sizes are planned."""
     resized_waiting: Mapping[int, Changed] = field(default_factory=dict)
     """Waiting jobs that were given another size than their scripts', by job id."""
-    """What shares GPUs out."""
 
 
 class RoundContext:

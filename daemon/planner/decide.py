@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from slurm_elastic.protocol.messages import Shape
 
@@ -37,8 +36,7 @@ from .fixed_targets import fixed_target
 from .free_capacity import asleep, comebacks, free_ledger, managed_gpus, reachable
 from .limit_usage import limit_usage
 from .moves import Move, TargetSize, moves
-from .running.job import RunningJob
-from .running.time_left import remaining_s
+from .running.job import RunningJob, remaining_s
 from .settings import PlannerSettings
 from .waiting.first_sizes import NO_FIRST_SIZES, FirstSizes, StartingJob, Waiting, first_sizes
 from .waiting.shares import shares
@@ -75,9 +73,9 @@ class Decisions:
 
 def decide(inputs: Inputs) -> Decisions:
     """The decisions of one round."""
-    inputs.memory.turn()
+    inputs.tables.turn()
     POLICIES[inputs.settings.policy].begin_round()
-    running_jobs = inputs.memory.running_jobs(inputs.roster, inputs.states, inputs.settings, inputs.site, inputs.now)
+    running_jobs = inputs.tables.running(inputs.roster, inputs.states, inputs.settings, inputs.site, inputs.now)
     found = pools(inputs.snapshot)
     places = {job_id: pool for job_id, s in running_jobs.items() if (pool := pool_of(found, s.job.base)) is not None}
     before = _before_room(inputs, running_jobs, places)
@@ -116,12 +114,13 @@ class _BeforeRoom:
     ledger: Ledger
     usage: LimitUsage
     givers: list[ShrinkableJob]
+    giver_weights: Mapping[int, float]
     unlisted: Mapping[str, int]
     weights: Weights
 
     def room(self, waiting: Iterable[Need]) -> Room:
         """The room made for these waiting jobs."""
-        return make_room(self.inputs.snapshot, self.ledger, self.givers, waiting, self.usage)
+        return make_room(self.inputs.snapshot, self.ledger, self.givers, waiting, self.usage, self.giver_weights)
 
     def context(self, room: Room) -> RoundContext:
         """The round with this room made."""
@@ -145,9 +144,11 @@ def _before_room(inputs: Inputs, running_jobs: dict[int, RunningJob], places: Ma
     waiting = [need for need in waiting if not may_have_started(snapshot, need, since)] if since else waiting
     weights = _weights(inputs, running_jobs, places)
     factors = weights.factors
-    free = (s for s in running_jobs.values() if s.growing or (s.frozen is None and s.state.pinned is None))
-    givers = [s.giver_at(s.weight * factors.get(s.job_id, 1.0)) for s in free] if waiting else []
-    return _BeforeRoom(inputs, running_jobs, waiting, ledger, usage, givers, unlisted, weights)
+    givers = [s for s in running_jobs.values() if s.growing or (s.frozen is None and s.state.pinned is None)]
+    givers = givers if waiting else []
+    by_weight = {s.job_id: s.weight * factors.get(s.job_id, 1.0) for s in givers}
+    shrinkable = [s.shrinkable for s in givers]
+    return _BeforeRoom(inputs, running_jobs, waiting, ledger, usage, shrinkable, by_weight, unlisted, weights)
 
 
 def _first_sizes(before: _BeforeRoom, found: Sequence[Pool], places: Mapping[int, Pool]) -> tuple[Room, FirstSizes]:
@@ -166,11 +167,14 @@ def _first_sizes(before: _BeforeRoom, found: Sequence[Pool], places: Mapping[int
             caps = context.limits.caps(group.members)
             planned |= shares(
                 *(group.members, group.capacity, caps, own),
-                *(inputs.waiting_models, inputs.settings, inputs.memory.columns),
+                *(inputs.waiting_models, inputs.settings, inputs.tables.choices),
             )
         return planned
 
-    waiting = Waiting(before.waiting, inputs.roster.elastic, inputs.resized_waiting, inputs.passed, inputs.now)
+    accepted = inputs.tables.accepted
+    waiting = Waiting(
+        before.waiting, inputs.roster.elastic, inputs.resized_waiting, inputs.passed, inputs.now, accepted
+    )
     return first_sizes(inputs.settings.first_size, waiting, before.room, divide)
 
 
@@ -190,7 +194,8 @@ def _weights(inputs: Inputs, running_jobs: Mapping[int, RunningJob], places: Map
     fair, short, of_groups = dict[int, float](), dict[int, float](), dict[int, GroupShare]()
     for jobs in by_pool.values():
         groups = {s.job_id: grouping(s.job.base) for s in jobs} if grouping is not None else {}
-        left = {s.job_id: work for s in jobs if (work := remaining_s(s, inputs.now))} if power else {}
+        works = remaining_s(jobs, inputs.now, inputs.tables.paces) if power else {}
+        left = {job_id: work for job_id, work in works.items() if work}
         short |= within_groups(short_factors(left, power), groups)
         known, fair = group_shares(groups), fair | fairness_factors(groups)
         of_groups |= {job_id: known[group] for job_id, group in groups.items()}
@@ -210,7 +215,6 @@ def _grouping(inputs: Inputs) -> Callable[[Job], ShareGroup] | None:
     return lambda job: tree.path(job.account, job.user)
 
 
-@lru_cache(maxsize=1 << 12)
 def _single(kind: str, name: str) -> ShareGroup:
     return ((f"{kind} {name}", 1.0),)
 

@@ -18,9 +18,8 @@ from ..mechanisms import registry
 from ..mechanisms.base import WantedSize
 from .context import RoundContext
 from .moves import TargetSize, nearest_batch
-from .pools.options import rests
+from .pools.candidate import rests
 from .running.job import RunningJob
-from .running.sizes import sizes
 
 
 def fixed_target(context: RoundContext, running: RunningJob) -> TargetSize | None:
@@ -69,7 +68,9 @@ def out_of_reach(running: RunningJob, gpus: int) -> str:
 
     if reached(gpus):
         return ""
-    near = sorted((size for size in sizes(running.job) if reached(size)), key=lambda size: (abs(size - gpus), size))[:3]
+    near = sorted(
+        (size for size in running.accepted.every if reached(size)), key=lambda size: (abs(size - gpus), size)
+    )[:3]
     within = ", ".join(map(str, sorted(near)))
     return f"from the {running.gpus} that it has, on its nodes, it can't come to that; sizes in reach: {within}"
 
@@ -77,7 +78,7 @@ def out_of_reach(running: RunningJob, gpus: int) -> str:
 def take_back(running: RunningJob) -> TargetSize | None:
     """Train again on what Slurm does not take, as far as that makes a size that the job accepts."""
     found = shrinks(replace(running.shrinkable, pieces=running.stuck))
-    size = max(found.keys() & sizes(running.job), default=0)
+    size = max(found.keys() & running.accepted.every, default=0)
     if size <= running.gpus:
         return None
     batch = nearest_batch(running.job.request.batches(size), running.batch)

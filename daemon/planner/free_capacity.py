@@ -24,7 +24,6 @@ from .context import Inputs
 from .pools.candidate import Candidate
 from .running.eligibility import not_listed
 from .running.job import RunningJob
-from .running.sizes import sizes
 
 
 def free_ledger(snapshot: Snapshot, running_jobs: Collection[RunningJob]) -> Ledger:
@@ -97,7 +96,9 @@ def comebacks(inputs: Inputs, ledger: Ledger) -> dict[int, Shape]:
         job = elastic[job_id]
         if job_id in inputs.put_back:
             continue
-        shape = comes_back_at(inputs.snapshot, job, ledger, sizes(job), _apart(inputs, job.base.user))
+        shape = comes_back_at(
+            inputs.snapshot, job, ledger, inputs.tables.accepted(job).every, _apart(inputs, job.base.user)
+        )
         if shape is not None:
             take(ledger, (shape,))
             found[job_id] = shape
@@ -183,7 +184,7 @@ def _held(m: Candidate) -> dict[int, Mapping[str, int]]:
     """GPUs by node at each size that the job can come down to."""
     found = {m.rest: _by_node(without(m.running.pieces, m.forced))}
     for size, pieces in shrinks(m.running.shrinkable, m.forced).items() if m.forced or m.running.may_shrink else ():
-        if size in m.options.downs and size != m.rest:
+        if size in m.downs and size != m.rest:
             found[size] = _by_node(pieces)
     return found
 

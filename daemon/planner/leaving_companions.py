@@ -17,12 +17,11 @@ from math import inf
 
 from slurm_elastic.protocol.messages import Piece
 
-from ..capacity.shrink_options import Unit, droppable, shrinks, units_of
+from ..capacity.shrink_options import Unit, shrinks, units_of
 from ..capacity.slurm_limits import SHARED, Bound, LimitUsage, charged, companions_left
 from ..slurm.model import Job, Node
 from ..slurm.site import Reservation
 from .running.job import RunningJob
-from .running.sizes import sizes
 
 LEAVE_S = 60.0
 """Long enough to leave one: a round, the way to the supervisor, and a step."""
@@ -57,7 +56,7 @@ def draining_units(running: RunningJob, leave: frozenset[str]) -> frozenset[Unit
     without them."""
     if running.frozen is not None:
         return _NONE
-    drops, companions = droppable(running.shrinkable), (piece for piece in running.pieces if piece.kind == "companion")
+    drops, companions = running.shrinkable.drops, (piece for piece in running.pieces if piece.kind == "companion")
     drained = [unit for unit in units_of(companions) if unit[1] in leave and unit in drops]
     found = frozenset(other for unit in drained for other in drops[unit])
     return found if found and _rests(running, found) else _NONE
@@ -95,7 +94,7 @@ def _companions(running: RunningJob) -> list[Piece]:
 
 
 def _rests(running: RunningJob, units: frozenset[Unit]) -> bool:
-    return not sizes(running.job).isdisjoint(shrinks(running.shrinkable, units))
+    return not running.accepted.every.isdisjoint(shrinks(running.shrinkable, units))
 
 
 def _left_s(jobs: Mapping[int, Job], job_id: int, at: float) -> float:

@@ -6,7 +6,7 @@ Shrinks first: what they free is the room of the growths that come after, which 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
@@ -18,8 +18,9 @@ from ..capacity.ledger import Ledger
 from ..capacity.shrink_options import Unit, shrinks, units_of, without
 from ..mechanisms import registry
 from ..mechanisms.base import ChosenWay, FreeNodes, Mechanism, WantedSize
+from ..optimizer.targets import Target
+from .pools.candidate import Candidate
 from .running.job import RunningJob
-from .running.sizes import ascending_sizes, sizes
 from .settings import PlannerSettings
 
 
@@ -38,6 +39,10 @@ class TargetSize:
     """It is to leave the nodes it has, whatever its size."""
     keep: tuple[Piece, ...] = ()
     """The pieces that it is to have, where that is known already."""
+    candidate: Candidate | None = None
+    """As the optimizer was asked of it; None: it was not, or has given no plan."""
+    target: Target | None = None
+    """What the optimizer has said."""
 
 
 @record(frozen=True, slots=True)
@@ -111,7 +116,7 @@ class Move:
 def moves(
     target_sizes: Sequence[TargetSize],
     ledger: Ledger,
-    nodes: Mapping[int, Collection[str]],
+    nodes: Mapping[int, frozenset[str]],
     companions: CompanionLimits | None = None,
 ) -> dict[int, Move]:
     """A move for every target_size, by job id. `nodes`: where each job may grow. Ledger and companions are used up
@@ -139,14 +144,14 @@ def moves(
         else:
             placing[mechanism].append(target_size)
     under = _under([target_size for placed in placing.values() for target_size in placed])
-    shared: dict[int, FreeNodes] = {}
+    shared: dict[frozenset[str], FreeNodes] = {}
     for mechanism, placed in placing.items():
         free = {}
         for target_size in placed:  # most jobs may grow onto the same nodes
-            own = nodes.get(target_size.running.job_id, ())
-            if id(own) not in shared:
-                shared[id(own)] = FreeNodes(ledger, own, under, companions)
-            free[target_size.running.job_id] = shared[id(own)]
+            own = nodes.get(target_size.running.job_id, _NOWHERE)
+            if own not in shared:
+                shared[own] = FreeNodes(ledger, own, under, companions)
+            free[target_size.running.job_id] = shared[own]
         if mechanism.adds:
             # Who can grow on few nodes only comes first: others find room elsewhere.
             placed.sort(key=lambda w: (len(free[w.running.job_id].nodes), -w.progress_change, w.running.job_id))
@@ -156,6 +161,9 @@ def moves(
                 move = replace(move, target_size=replace(move.target_size, reason=Reason.KEEP_LIMIT))
             found[target_size.running.job_id] = move
     return found
+
+
+_NOWHERE = frozenset[str]()
 
 
 def _free(ledger: Ledger, target_size: TargetSize, keep: Sequence[Piece]) -> None:
@@ -190,7 +198,7 @@ def _place(mechanism: Mechanism, target_size: TargetSize, free: FreeNodes) -> Mo
 
 def _tries(running: RunningJob, rest: int, gpus: int) -> list[int]:
     """The size wanted, then smaller ones: GPUs may be idle where their cores or memory are not."""
-    accepted = ascending_sizes(running.job)
+    accepted = running.accepted.ascending
     larger = accepted[bisect_right(accepted, max(rest, running.gpus)) : bisect_right(accepted, gpus)]
     return [*reversed(larger)] + ([gpus] if gpus <= running.gpus else [])
 
@@ -201,9 +209,8 @@ def _stay(target_size: TargetSize) -> Move:
     if not target_size.forced:
         kept = replace(target_size, gpus=running.gpus, batch=running.batch, reason=Reason.KEEP_BEST)
         return Move(kept, running.pieces)
-    left = {
-        k: pieces for k, pieces in shrinks(running.shrinkable, target_size.forced).items() if k in sizes(running.job)
-    }
+    shrunk, accepted = shrinks(running.shrinkable, target_size.forced), running.accepted.every
+    left = {k: pieces for k, pieces in shrunk.items() if k in accepted}
     size = max(left)
     return Move(replace(target_size, gpus=size, batch=_batch(running, size, target_size.batch)), left[size])
 

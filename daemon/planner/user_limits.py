@@ -99,7 +99,7 @@ def reach(
 
 def _cap(members: Sequence[Candidate], inside: list[int], gpus: int, label: str) -> Cap | None:
     """The limit over these positions, at least what they cannot come below; None when it could never bind."""
-    sizes = [[k for k, _ in members[i].view.choices] for i in inside]
+    sizes = [[k for k, _ in members[i].choices] for i in inside]
     least, most = sum(min(row) for row in sizes), sum(max(row) for row in sizes)
     return Cap(max(gpus, least), frozenset(inside), label) if max(gpus, least) < most else None
 

@@ -29,7 +29,6 @@ from ..optimizer.policies import POLICIES
 from ..optimizer.speedups import speedups_of
 from ..planner.running.job import RunningJob
 from ..planner.running.reports import remaining, trusted_noise
-from ..planner.running.sizes import batches
 from ..planner.settings import PlannerSettings
 
 MOST = 16
@@ -66,7 +65,7 @@ class Measured:
 def listed(request: ElasticRequest, known: Iterable[int], least: int, most: int) -> list[int]:
     """The accepted sizes from `least` to `most` (0: any). Where none are asked for and there are more than MOST, the
     powers of two times the smallest, the largest, and those `known`, up to twice the largest known."""
-    sizes = [size for size in request.sizes() if batches(request, size)]
+    sizes = [size for size in request.sizes() if request.batches(size)]
     if least or most:
         return [size for size in sizes if least <= size <= (most or size)][:MOST_ASKED]
     if len(sizes) <= MOST:
@@ -116,7 +115,7 @@ def _best_batches(
                    noise_scale=noise, quality=request.until == "quality")  # fmt: skip
     found = {}
     for size, count in nodes.items():
-        offered = batches(request, size)
+        offered = request.batches(size)
         if request.guard:
             offered = goodput.guarded(offered, measured.reference_batch, noise, request.guard / 100)
         if policy.fixed_batch:

@@ -21,7 +21,8 @@ from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.request import find
 from slurm_elastic.protocol.text.reasons import Reason
 
-from ..capacity.roster import ElasticJob, Known, Roster, Scope, sort_jobs
+from ..capacity.roster import ElasticJob, Roster, RosterTables, Scope, sort_jobs
+from ..derived.table import Derived, one_by_one
 from ..slurm.model import Job, Snapshot
 from .held_pieces import held_pieces
 from .settings import RoundSettings
@@ -53,9 +54,8 @@ class JobRegistry:
         self._reference: dict[int, tuple[int, int]] = {}
         self._heard: set[int] = set()
         self._asked_again: set[int] = set()
-        self._known = Known()
-        self._rows: dict[int, tuple[ElasticJob, JobRow]] = {}
-        """By job id: what was made of a job, beside it."""
+        self.tables = RosterTables()
+        self.rows = Derived[int, ElasticJob, JobRow](one_by_one(self.managed_row))
 
     def set_request(self, job_id: int, request: str) -> None:
         """The job's supervisor has sent an elastic request of its own, which replaces the one in the comment where the
@@ -147,12 +147,8 @@ class JobRegistry:
                     self.store.allocations.count_held(job_id, worlds[job_id].generation, held)
 
     def _managed_rows(self, roster: Roster) -> list[JobRow]:
-        before, rows = self._rows, dict[int, tuple[ElasticJob, JobRow]]()
-        for job_id, job in roster.elastic.items():
-            known = before.get(job_id)
-            rows[job_id] = known if known is not None and known[0] is job else (job, self.managed_row(job))
-        self._rows = rows
-        return [row for _, row in rows.values()]
+        self.rows.turn()
+        return list(self.rows.of(roster.elastic).values())
 
     def managed_row(self, job: ElasticJob) -> JobRow:
         """The row of an elastic job as Slurm describes it now."""
@@ -177,7 +173,7 @@ class JobRegistry:
             if job is not None and row.managed and job_id not in asked and find(job.comment) is None:
                 asked[job_id] = row.request
         accepted = {job_id for job_id, row in rows.items() if row.managed and row.start_time is not None}
-        return sort_jobs(snapshot, self.scope, asked, accepted, self._known)
+        return sort_jobs(snapshot, self.scope, asked, accepted, self.tables)
 
     def _record_change(self, row: JobRow, before: JobRow | None) -> None:
         """Store an event when it is managed, or not, or for another reason than before, or asks for something else."""

@@ -14,9 +14,10 @@ from slurm_elastic.protocol.request import ElasticRequest
 
 from ..capacity.roster import ElasticJob, RunningPiece, piece_of
 from ..capacity.shrink_options import units_of
+from ..derived.table import Derived, one_by_one
 from ..slurm.model import Job as SlurmJob
 from ..slurm.model import Node, Partition, Size, Snapshot
-from .job_states import request_of
+from .job_states import PackedRequest, RequestInputs, request_of
 from .jobs import SimulatedJob
 from .nodes import NodeAllocations
 from .traces.job import TraceJob
@@ -38,6 +39,7 @@ class Cluster:
         self._parts: dict[int, list[_Part]] = {}
         """Of each job that waits or runs: its components, or it alone."""
         self._last = len(jobs)
+        self._requests = Derived[RequestInputs, RequestInputs, PackedRequest](one_by_one(request_of), room=1 << 12)
 
     def snapshot(self, now: float) -> Snapshot:
         """What Slurm would say now."""
@@ -150,7 +152,7 @@ class Cluster:
 
     def _request(self, i: int) -> ElasticRequest:
         job = self.trace[i]
-        return request_of(job.accepted, job.batches, job.trace.weight, job.quality)
+        return self._requests.each([(job.accepted, job.batches, job.trace.weight, job.quality)])[0]
 
 
 _Part = tuple[int, int, int, tuple[int, int]]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from slurm_elastic.db.rows import InUse, ObservationRow
 from slurm_elastic.protocol.messages import Piece
@@ -68,9 +67,13 @@ class PackedRequest(ElasticRequest):
         return self.batch_ladder(gpus)
 
 
-@lru_cache(maxsize=1 << 12)
-def request_of(ladder: tuple[int, ...], batches: BatchLadder, weight: float, quality: bool) -> PackedRequest:
-    """Jobs alike share one."""
+RequestInputs = tuple[tuple[int, ...], BatchLadder, float, bool]
+"""Sizes, batches, weight, and whether the job trains until a quality is reached."""
+
+
+def request_of(asked: RequestInputs) -> PackedRequest:
+    """The request of jobs alike: they share one."""
+    ladder, batches, weight, quality = asked
     return PackedRequest(
         ladder[0], ladder[-1], batches.lowest, batches.highest, weight=weight,
         until="quality" if quality else "epochs", ladder=ladder, batch_ladder=batches,
@@ -91,16 +94,16 @@ class JobStates:
         self.of: dict[int, JobState] = {}
         self.stale = set[int]()
         """Jobs whose state has to be made again before the next decision."""
-        self._curves: dict[int, TrueCurve] = {}
+        self._curves: dict[Program, TrueCurve] = {}
         self._use: dict[int, InUse] = {}
-        self._last: dict[int, Model] = {}
+        self._last: dict[Program, Model] = {}
         """By program: what the last job of it that ended had learned."""
 
     def believed(self, job: SimulatedJob) -> Model:
         """What is known of the speed of a job that has not run."""
         if not self.settings.learned:
             return self._curve(job.program)
-        return self._last.get(id(job.program)) or unmeasured(DEFAULT)
+        return self._last.get(job.program) or unmeasured(DEFAULT)
 
     def trains(self, job_id: int, pieces: tuple[Piece, ...], batch: int, now: float) -> None:
         """A job's world of workers began on these pieces."""
@@ -111,7 +114,7 @@ class JobStates:
     def ended(self, job_id: int, job: SimulatedJob) -> None:
         """Nothing more is known of it, but how fast its program was."""
         if job.model is not None:
-            self._last[id(job.program)] = job.model
+            self._last[job.program] = job.model
         self.stale.discard(job_id)
         self.of.pop(job_id, None)
         del self._use[job_id]
@@ -146,10 +149,10 @@ class JobStates:
         )
 
     def _curve(self, program: Program) -> TrueCurve:
-        known = self._curves.get(id(program))
+        known = self._curves.get(program)
         if known is None:
             jitter = {} if self.settings.price_moves else {"jitter": 0.0}
-            known = self._curves[id(program)] = TrueCurve(program, **jitter)
+            known = self._curves[program] = TrueCurve(program, **jitter)
         return known
 
     def learn(self, jobs: Iterable[tuple[int, SimulatedJob]], now: float) -> None:

@@ -18,9 +18,10 @@ from fake_slurm import UIDS, Component, FakeSlurm
 from fresh_store import fresh_store
 
 from slurm_elastic.daemon.api.waiters import Waiters
-from slurm_elastic.daemon.capacity.roster import Known, sort_jobs
+from slurm_elastic.daemon.capacity.roster import RosterTables, sort_jobs
+from slurm_elastic.daemon.derived.table import Derived, one_by_one
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds
-from slurm_elastic.daemon.planner.memory import Memory
+from slurm_elastic.daemon.planner.tables import Tables
 from slurm_elastic.daemon.rounds.inputs.job_inputs import JobInputs
 from slurm_elastic.daemon.rounds.inputs.queued_jobs import QueuedJobs
 from slurm_elastic.daemon.rounds.job_registry import JobRegistry
@@ -94,10 +95,10 @@ class World:
         """The daemon's rounds as they are, but for what was made of jobs in the rounds before and kept."""
         rounds = copy(self.rounds)
         rounds.registry = copy(self.registry)
-        rounds.registry._known, rounds.registry._rows = Known(), {}
+        rounds.registry.tables, rounds.registry.rows = RosterTables(), Derived(one_by_one(self.registry.managed_row))
         rounds.client = SnapshotCache(self.slurm.client(), lambda: self.slurm.now, lambda seconds: None)
         rounds.services, elastic = copy(self.rounds.services), copy(self.rounds.services.elastic)
-        rounds.services.every, rounds.services.elastic, elastic.memory = (elastic,), elastic, Memory()
+        rounds.services.every, rounds.services.elastic, elastic.tables = (elastic,), elastic, Tables()
         rounds.facts = copy(self.rounds.facts)
         rounds.facts.queued = QueuedJobs(self.jobs, self.store, rounds.priors)
         rounds.facts.job_inputs = JobInputs(self.store, rounds.registry, rounds.priors, rounds.costs)

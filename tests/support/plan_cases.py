@@ -16,7 +16,7 @@ from slurm_elastic.daemon.models.cache import observations
 from slurm_elastic.daemon.optimizer.job_view import Model
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.planner import Inputs, JobState, Plan, plan_round
-from slurm_elastic.daemon.planner.memory import Memory
+from slurm_elastic.daemon.planner.tables import Tables
 from slurm_elastic.daemon.planner.waiting.first_sizes import Changed
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm.site import Site
@@ -89,7 +89,7 @@ class World:
     def inputs(
         self,
         passed: Sequence[Kind] = (),
-        memory: Memory | None = None,
+        tables: Tables | None = None,
         marks: Mapping[int, Mark] | None = None,
         unlisted_before: Mapping[str, int] | None = None,
         host_pairs: Sequence[HostPair] = (),
@@ -107,7 +107,7 @@ class World:
                 state = replace(state, in_use=InUse(job_id, 0, job.pieces, 256, 0.0, 0.0))
             model = Curve(observations(state.observations)) if state.observations else None
             states[job_id] = replace(state, model=model)
-        kept, marks = memory or Memory(), marks or {}
+        kept, marks = tables or Tables(), marks or {}
         return Inputs(
             *(snapshot, roster, states, self.settings, NOW, passed, kept),
             marks=marks,

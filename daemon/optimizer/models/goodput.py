@@ -9,7 +9,6 @@ Source: McCandlish et al., "An Empirical Model of Large-Batch Training", 2018; Q
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 from ..errors import PlanInputError
 
@@ -26,7 +25,6 @@ def efficiency(batch: int, reference: int, noise_scale: float | None) -> float:
     return (noise_scale + reference) / (noise_scale + batch)
 
 
-@lru_cache(maxsize=1 << 12)
 def nearest(batches: tuple[int, ...], reference: int) -> tuple[int, ...]:
     """The batch nearest to the reference by ratio, as a tuple of one; empty when there are none."""
     return (min(batches, key=lambda b: (abs(math.log(b / reference)), b)),) if batches else ()

@@ -1,94 +1,104 @@
-"""A movable job of a pool as the optimizer sees it. Pure."""
+"""A movable job of a pool as the optimizer sees it, with all that it may come to, whatever that is worth. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.request import ElasticRequest
-from slurm_elastic.protocol.text.reasons import Reason
 
-from ...capacity.shrink_options import Unit
+from ...capacity.requeue_placement import whole_sizes
+from ...capacity.shrink_options import ShrinkableJob, Unit, nodes_left
+from ...derived.table import Derived
+from ...mechanisms import registry
 from ...mechanisms.base import pause_s
-from ...optimizer.job_view import JobView
+from ...optimizer.job_view import JobView, Model
 from ...optimizer.models import goodput
-from ..moves import Move, TargetSize
 from ..running.job import RunningJob
-from ..running.sizes import batches
+from ..running.sizes import AcceptedSizes
 from ..settings import PlannerSettings
-from .options import Options
 
-Untried = tuple[float, tuple[tuple[int, int, float, float], ...]]
-"""A job's progress as it is, and of sizes never measured (GPUs, batch, progress by that, relative 1-sigma of it)."""
+Sizes = Mapping[int, int]
+"""GPUs -> nodes."""
+AlikeKey = tuple[AcceptedSizes, int, tuple[Any, ...], int, int]
+Alike = Derived[AlikeKey, AlikeKey, tuple[Sizes, tuple[tuple[int, int], ...]]]
+"""What `alike_sizes` gives, under what it is made from: most jobs share a few."""
 
 
-@record(frozen=True, slots=False)
-class Candidate:
+@record(frozen=True, slots=True, eq=False, kw_only=True)
+class Candidate(JobView):
     """A movable job of a pool."""
 
     running: RunningJob
-    options: Options
-    view: JobView
-    progress: dict[tuple[int, int], float] = field(default_factory=dict, compare=False)
-    """By (GPUs, batch): how much progress changes there, once somebody has asked."""
-    untried: dict[str, Untried] = field(default_factory=dict, compare=False)
-    """By policy: the larger sizes that were never measured, once somebody has asked."""
-    standing: dict[Reason, Move] = field(default_factory=dict, compare=False)
-    """The move that changes nothing, by its reason, once somebody has asked."""
-
-    @property
-    def forced(self) -> frozenset[Unit]:
-        """The units that it gives up for others."""
-        return self.options.forced
-
-    @property
-    def rest(self) -> int:
-        """The most GPUs that it keeps when it gives up what others need."""
-        return self.options.rest
-
-    def stays(self, reason: Reason) -> Move:
-        """The move that changes nothing, for this reason."""
-        made = self.standing.get(reason)
-        if made is None:
-            running = self.running
-            target_size = TargetSize(running, running.gpus, running.batch, reason, 0.0)
-            made = self.standing[reason] = Move(target_size, running.pieces)
-        return made
-
-    @cached_property
-    def staying(self) -> JobView:
-        """The view with no choice: where the job is, or where the forced units leave it."""
-        if self.forced:  # the plan charges every size of a job that has to move anyway; so does the comparison
-            return replace(self.view, choices=((self.rest, self.options.downs[self.rest]),))
-        return replace(self.view, frozen=True)
-
-    @cached_property
-    def in_place(self) -> JobView:
-        """The view with no size but the present one, at any batch; of a job that gives up units, as `staying`."""
-        size = self.view.current_gpus
-        nodes = next((count for gpus, count in self.view.choices if gpus == size), None)
-        if self.forced or nodes is None:
-            return self.staying
-        return replace(self.view, choices=((size, nodes),))
+    forced: frozenset[Unit]
+    """The units that it gives up for others."""
+    downs: Sizes
+    """Every size that it can come down to; the largest is what is left after the forced units."""
+    rest: int
+    """The largest of `downs`: the most GPUs that it keeps when it gives up what others need."""
 
 
-def member(
-    running: RunningJob, made: Options, settings: PlannerSettings, factor: float = 1.0, horizon_s: float | None = None
-) -> Candidate:
-    """The job as the optimizer sees it.
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """The request's batches; where only the batch could change and that is not to be, the present one."""
 
-    `factor`: what its weight is multiplied by to be fair; `horizon_s`: as `horizon` has it.
-    """
-    state, request, horizon_s = running.state, running.job.request, horizon_s or settings.horizon_s
+    request: ElasticRequest
+    settled: bool = False
+    gpus: int = 0
+    batch: int = 0
+    reference: int = 1
+    noise_scale: float | None = None
+    """Read only where the request guards its range."""
+
+    def __call__(self, size: int) -> tuple[int, ...]:
+        if self.settled and size == self.gpus and self.batch > 0:
+            return (self.batch,)
+        found = self.request.batches(size)
+        if not self.request.guard:
+            return found
+        return goodput.guarded(found, self.reference, self.noise_scale, self.request.guard / 100)
+
+
+CandidateInputs = tuple[
+    RunningJob, Model | None, float | None, frozenset[Unit], int, int, float, float, PlannerSettings
+]  # fmt: skip
+"""A running job, its model and its noise scale, the units that it gives up, GPUs it could gain, GPUs of a node, what
+its weight is multiplied by to be fair, seconds in which a pause has to be earned back, settings."""
+
+
+def candidate(asked: CandidateInputs, alike: Alike) -> Candidate | None:
+    """The job as the optimizer sees it; None when it has no size to come to rest on."""
+    running, model, noise, forced, room, node_gpus, factor, horizon_s, settings = asked
+    state, request, node_gpus = running.state, running.job.request, max(1, node_gpus)
+    restart = None if forced else registry.restarting(running, running.site)
+    grows, restart_sizes = running.may_grow and running.can_add, frozenset[int]()
+    if not forced and not state.slow and restart is None:
+        of_pieces = tuple([(piece.kind, len(piece.nodes), piece.gpus_per_node) for piece in running.pieces])
+        down = (request.via, state.releases, of_pieces) if running.may_shrink else (of_pieces,)
+        most = bisect_right(running.accepted.ascending, running.gpus + room) if grows else 0
+        ((downs, choices),) = alike.each([(running.accepted, running.gpus, down, most, node_gpus)])
+        rest = running.gpus
+    else:
+        downs = rests(running, forced)
+        if not downs:
+            return None
+        rest = max(downs)
+        downs = downs if running.may_shrink else {rest: downs[rest]}
+        larger = running.accepted.ascending if grows else ()
+        reached = {**downs, **_larger(larger, rest, downs[rest], bisect_right(larger, rest + room), node_gpus)}
+        by_restart = _restart_sizes(running, reached, rest + room, node_gpus) if restart else {}
+        choices, restart_sizes = tuple(sorted({**reached, **by_restart}.items())), frozenset(by_restart)
     gpus, batch = state.reference or (running.gpus, running.batch)
-    noise = state.noise_scale
     guard_noise = noise if request.guard else None
-    view = JobView(
+    return Candidate(
         label=str(running.job_id),
-        model=state.model,
-        choices=made.choices,
-        batches=_batches(request, not running.may_rebatch, running.gpus, running.batch, max(1, batch), guard_noise),
+        model=model,
+        choices=choices,
+        batches=Batches(request, not running.may_rebatch, running.gpus, running.batch, max(1, batch), guard_noise),
         current_gpus=running.gpus,
         current_batch=running.batch,
         reference_gpus=max(1, gpus),
@@ -100,34 +110,79 @@ def member(
         noise_scale=noise,
         quality=request.until == "quality",
         least_per_gpu=settings.awake_gain if running.site.power_saving else 0.0,
-        restart_sizes=made.restart_sizes,
-        restart_pause_s=made.restart.cost_s(running, settings) if made.restart else 0.0,
+        restart_sizes=restart_sizes,
+        restart_pause_s=restart.cost_s(running, settings) if restart and restart_sizes else 0.0,
+        running=running,
+        forced=forced,
+        downs=downs,
+        rest=rest,
     )
-    return Candidate(running, made, view)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Batches:
-    """The request's batches; where only the batch could change and that is not to be, the present one.
+def alike_sizes(asked: AlikeKey) -> tuple[Sizes, tuple[tuple[int, int], ...]]:
+    """(`Candidate.downs`, its choices): the same for all jobs with pieces of these kinds and sizes, as long as no node
+    of theirs is slow or needed by others.
 
-    Equal ones are one object: what was planned for equal views is found again.
+    asked: the accepted sizes; the job's GPUs; what `_nodes_left` takes, or the pieces alone of a job that may not
+    shrink; how many of the accepted sizes are in reach; GPUs of a node.
     """
-
-    request: ElasticRequest
-    settled: bool
-    gpus: int
-    batch: int
-    reference: int
-    noise_scale: float | None
-    """Read only where the request guards its range."""
-
-    def __call__(self, size: int) -> tuple[int, ...]:
-        if self.settled and size == self.gpus and self.batch > 0:
-            return (self.batch,)
-        found = batches(self.request, size)
-        if not self.request.guard:
-            return found
-        return goodput.guarded(found, self.reference, self.noise_scale, self.request.guard / 100)
+    accepted, gpus, (*how, of_pieces), most, node_gpus = asked
+    nodes = sum(count for _, count, _ in of_pieces)
+    left = _nodes_left(how[0], how[1], of_pieces) if how else {}
+    downs = {k: n for k, n in left.items() if k in accepted.every}
+    downs[gpus] = nodes
+    return downs, tuple(sorted({**downs, **_larger(accepted.ascending, gpus, nodes, most, node_gpus)}.items()))
 
 
-_batches = lru_cache(maxsize=1 << 14)(_Batches)
+def _larger(accepted: Sequence[int], gpus: int, nodes: int, most: int, node_gpus: int) -> dict[int, int]:
+    """The sizes above one that lies on so many nodes, up to the place `most`, with their nodes."""
+    return {size: nodes + -(-(size - gpus) // node_gpus) for size in accepted[bisect_right(accepted, gpus) : most]}
+
+
+def rests(running: RunningJob, forced: frozenset[Unit]) -> dict[int, int]:
+    """Accepted sizes that the job may come down to, with their nodes; unforced, the present size is one of them."""
+    found = {}
+    if forced or running.may_shrink:
+        if forced or running.state.slow:
+            left = nodes_left(running.shrinkable, forced)
+        else:
+            of_pieces = tuple([(piece.kind, len(piece.nodes), piece.gpus_per_node) for piece in running.pieces])
+            left = _nodes_left(running.job.request.via, running.state.releases, of_pieces)
+        found = {k: nodes for k, nodes in left.items() if k in running.accepted.every}
+    if not forced:
+        found[running.gpus] = sum(len(piece.nodes) for piece in running.pieces)
+    return found
+
+
+def _nodes_left(
+    via: tuple[str, ...], releases: tuple[bool, bool], of_pieces: tuple[tuple[str, int, int], ...]
+) -> Mapping[int, int]:
+    """The same for all jobs with pieces of these kinds and sizes, as long as no node of theirs is slow."""
+    pieces = tuple(
+        Piece(number, kind, tuple(f"{number}.{node}" for node in range(count)), gpus)
+        for number, (kind, count, gpus) in enumerate(of_pieces)
+    )
+    return nodes_left(ShrinkableJob(0, pieces, frozenset(), frozenset(), registry.drop_rules(via, *releases), {}))
+
+
+def _restart_sizes(running: RunningJob, reached: Sizes, most: int, node_gpus: int) -> dict[int, int]:
+    """The sizes that only a requeue reaches."""
+    if not (running.may_grow and running.may_shrink):
+        return {}
+    wanted = (size for size in running.accepted.every if size not in reached and size <= most)
+    return {size: next(whole_sizes(size, node_gpus)).nodes for size in wanted}
+
+
+def staying(m: Candidate) -> Candidate:
+    """The job with no choice: where it is, or where the forced units leave it."""
+    if m.forced:  # the plan charges every size of a job that has to move anyway; so does the comparison
+        return replace(m, choices=((m.rest, m.downs[m.rest]),))
+    return replace(m, frozen=True)
+
+
+def in_place(m: Candidate) -> Candidate:
+    """The job with no size but the present one, at any batch; one that gives up units as `staying`."""
+    nodes = next((count for gpus, count in m.choices if gpus == m.current_gpus), None)
+    if m.forced or nodes is None:
+        return staying(m)
+    return replace(m, choices=((m.current_gpus, nodes),))

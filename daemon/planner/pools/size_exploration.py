@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
+from ...derived.table import Derived
 from ...optimizer.job_view import JobView, nodes_at
 from ...optimizer.models import goodput
 from ...optimizer.policies import POLICIES, Policy
 from ...optimizer.speedups import speedups_of
 from ..running.cooldown import cooldown_s
-from ..running.job import RunningJob
-from ..running.time_left import remaining_s
+from ..running.job import Paces, RunningJob, remaining_s
 from ..settings import PlannerSettings
-from .candidate import Candidate, Untried
+from .candidate import Candidate
 
 TRY_GAIN = 0.05
 """Least share of what is left of a training that trying a size must win in the mean."""
@@ -45,8 +45,12 @@ def won_s(gain: float, doubt: float, left_s: float, held_s: float, pause_s: floa
     return held_s * log + (left_s - held_s) * better - pause_s * (1.0 + worse)
 
 
+Untried = Derived[int, tuple[Candidate, str], tuple[float, tuple[tuple[int, int, float, float], ...]]]
+"""By job id, what `untried_sizes` gives."""
+
+
 def explore(
-    m: Candidate, free: int, idle: int, settings: PlannerSettings, now: float, at: float
+    m: Candidate, free: int, idle: int, settings: PlannerSettings, now: float, at: float, untried: Untried, paces: Paces
 ) -> tuple[int, int] | None:
     """(GPUs, batch) of the larger size, never measured, that is most worth a try on GPUs that nobody wants; None:
     there is none.
@@ -59,31 +63,32 @@ def explore(
 
     free: GPUs that the job could gain; idle: those that its pool has; at: Slurm's time.
     """
-    view = m.view
     policy = POLICIES[settings.policy]
-    if view.model is None or m.forced or policy.fixed_size or min(view.current_gpus, view.current_batch, free) < 1:
+    if m.model is None or m.forced or policy.fixed_size or min(m.current_gpus, m.current_batch, free) < 1:
         return None
     rested_s = _rested_s(m.running, now)
     if rested_s < settings.cooldown_grow_s:
         return None
-    most_gpus = view.current_gpus + (free if rested_s >= view.horizon_s else min(free, (idle + 1) // 2))
-    if settings.policy not in m.untried:
-        m.untried[settings.policy] = _untried(view, policy)
-    here, sizes = m.untried[settings.policy]
-    left = _left_s(m, here, now, at)
+    most_gpus = m.current_gpus + (free if rested_s >= m.horizon_s else min(free, (idle + 1) // 2))
+    here, sizes = untried.one(m.running.job_id, (m, settings.policy))
+    alone = remaining_s([m.running], now, paces).get(m.running.job_id)
+    # At this progress, at most to its time limit.
+    left = m.horizon_s if alone is None else min(alone / here, m.running.job.base.left_s(at))
     held = cooldown_s(settings.cooldown_shrink_s, m.running.state.pause_s, settings)
     best, most = None, TRY_GAIN * left
     for gpus, batch, gain, doubt in sizes:
-        awake = 1.0 + view.least_per_gpu * (gpus / view.current_gpus - 1.0) if view.least_per_gpu else 0.0
+        awake = 1.0 + m.least_per_gpu * (gpus / m.current_gpus - 1.0) if m.least_per_gpu else 0.0
         if gpus <= most_gpus and gain > awake:
-            won = won_s(gain, doubt, left, held, view.pause_s)
+            won = won_s(gain, doubt, left, held, m.pause_s)
             if won > most:
                 best, most = (gpus, batch), won
     return best
 
 
-def _untried(view: JobView, policy: Policy) -> Untried:
-    """The larger sizes that were never measured, each at its best batch."""
+def untried_sizes(asked: tuple[Candidate, str]) -> tuple[float, tuple[tuple[int, int, float, float], ...]]:
+    """Under the policy of that name the job's progress as it is, and of its larger sizes that were never measured, each
+    at its best batch: (GPUs, batch, progress by that, relative 1-sigma of it)."""
+    view, policy = asked[0], POLICIES[asked[1]]
     assert view.model is not None, "asked for jobs with a model"
     gpus, known = view.current_gpus, {*view.model.sizes_seen, *view.restart_sizes}
     own = [(gpus, nodes_at(view, gpus), batch) for batch in (view.current_batch, *_batches(view, gpus, policy))]
@@ -104,14 +109,6 @@ def _rested_s(running: RunningJob, now: float) -> float:
     """Seconds for which it has had its size."""
     last, in_use = running.state.last, running.state.in_use
     return now - (last.updated if last is not None else in_use.since if in_use is not None else now)
-
-
-def _left_s(m: Candidate, progress: float, now: float, at: float) -> float:
-    """Seconds that the job goes on at this progress, at most to its time limit; its horizon where that is not known."""
-    alone = remaining_s(m.running, now)
-    if alone is None:
-        return m.view.horizon_s
-    return min(alone / progress, m.running.job.base.left_s(at))
 
 
 def _batches(view: JobView, gpus: int, policy: Policy) -> tuple[int, ...]:

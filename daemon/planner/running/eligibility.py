@@ -18,7 +18,7 @@ from ...slurm.site import Site
 from ..settings import PlannerSettings
 from .cooldown import Rest, cooled, rested
 from .job import RunningJob
-from .sizes import sizes
+from .sizes import AcceptedSizes, asked_for
 from .state import JobState
 
 STALLED_WEIGHT = 0.001
@@ -26,10 +26,15 @@ STALLED_WEIGHT = 0.001
 
 
 def running_job(
-    job: ElasticJob, state: JobState, settings: PlannerSettings, now: float, site: Site | None = None
+    job: ElasticJob,
+    state: JobState,
+    settings: PlannerSettings,
+    now: float,
+    site: Site | None = None,
+    accepted: AcceptedSizes | None = None,
 ) -> RunningJob:
-    """A running job as a round finds it."""
-    site = site or Site()
+    """A running job as a round finds it. accepted: its sizes, where they are known."""
+    site, accepted = site or Site(), accepted or AcceptedSizes(*asked_for(job))
     held, used = job.pieces, state.in_use.pieces if state.in_use and not state.in_use.refusal else ()
     pieces = held if held == used else without(held, units_of(held) - units_of(used))
     registered = bool(pieces) and pieces[0].kind == "base"
@@ -37,11 +42,11 @@ def running_job(
         pieces = held
     left = units_of(held) - units_of(used) if registered and state.resize is None and held != used else set()
     kept = _stuck(held, left, state) if left else set()
-    frozen = _frozen(job, state, pieces, registered, bool(kept))
+    frozen = _frozen(job, state, pieces, registered, bool(kept), accepted)
     growth = _open_growth(state, pieces) if registered else None
     rest = Rest() if frozen else rested(cooled(state, settings, now), state, settings, now)
     more, gpus = state.given_nothing is None, sum(piece.gpus for piece in pieces)
-    smaller = rest.most is None or any(gpus < size <= rest.most for size in sizes(job))
+    smaller = rest.most is None or any(gpus < size <= rest.most for size in accepted.ascending)
     return RunningJob(
         job=job,
         state=state,
@@ -58,6 +63,7 @@ def running_job(
         site=site,
         most=rest.most,
         fresh_until=rest.fresh_until,
+        accepted=accepted,
     )
 
 
@@ -77,7 +83,7 @@ def _stuck(held: Iterable[Piece], left: set[Unit], state: JobState) -> set[Unit]
 
 
 def _frozen(
-    job: ElasticJob, state: JobState, pieces: tuple[Piece, ...], registered: bool, stuck: bool
+    job: ElasticJob, state: JobState, pieces: tuple[Piece, ...], registered: bool, stuck: bool, accepted: AcceptedSizes
 ) -> Reason | None:
     if state.in_use is not None and state.in_use.refusal:
         return Reason.KEEP_NOT_UNDERSTOOD
@@ -87,7 +93,7 @@ def _frozen(
         return Reason.KEEP_RESIZING
     if state.pinned is not None:
         there = state.pinned == sum(piece.gpus for piece in pieces) and not stuck
-        if there or state.pinned not in sizes(job):
+        if there or state.pinned not in accepted.every:
             return Reason.KEEP_PINNED
     return None
 

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field, replace
-from functools import partial
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from math import inf
 
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece
-from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.text.reasons import Reason
 
 from ...actions.refusals import Refusal
 from ...capacity.ledger import Amount, per_node
 from ...capacity.roster import ElasticJob
 from ...capacity.shrink_options import ShrinkableJob, with_growth
+from ...derived.table import Derived
 from ...mechanisms import registry
+from ...optimizer.job_view import Model
+from ...optimizer.models import goodput
 from ...slurm.site import Site
-from .sizes import sizes
+from .sizes import AcceptedSizes
 from .state import JobState
 
 
-@record(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class RunningJob:
-    """A running elastic job in a round. Kept for the next one, it is renewed by what reports have said since."""
+    """A running elastic job in a round. One that is known from the round before is the same object: only its state is
+    another, where reports alone have come (planner/tables.py)."""
 
     job: ElasticJob
     state: JobState
@@ -54,6 +56,7 @@ class RunningJob:
     site: Site = field(default_factory=Site)
     fresh_until: float = inf
     """When this may change though nothing of the job has changed."""
+    accepted: AcceptedSizes = field(kw_only=True)
     job_id: int = field(init=False)
     gpus: int = field(init=False)
     batch: int = field(init=False)
@@ -61,54 +64,19 @@ class RunningJob:
     """What running jobs are ordered by: the oldest first."""
     optimized: bool = field(init=False)
     """Its size is the optimizer's to choose, but for what others need of its nodes."""
-    _giver: ShrinkableJob | None = field(default=None, init=False, compare=False, repr=False)
-    _weighed: ShrinkableJob | None = field(default=None, init=False, compare=False, repr=False)
-    _can_add: bool | None = field(default=None, init=False, compare=False, repr=False)
-    kept_pace: tuple[float, float] | None = field(default=None, init=False, compare=False, repr=False)
-    """What `remaining_s` goes by, once somebody has asked."""
+    shrinkable: ShrinkableJob = field(init=False)
+    """What it can give up."""
+    can_add: bool = field(init=False)
+    """Whether some mechanism can add to what it has."""
 
     def __post_init__(self) -> None:
-        base, state, put = self.job.base, self.state, partial(object.__setattr__, self)
-        put("job_id", base.job_id)
-        put("gpus", sum([piece.gpus for piece in self.pieces]))
-        put("batch", state.in_use.batch if state.in_use else 0)
-        put("age", (base.submit_time, base.job_id))
-        put("optimized", self.frozen is None and not self.stuck and state.pinned is None and state.measured)
-
-    def renew(self, state: JobState) -> None:
-        """Take a state that differs in reports only."""
-        object.__setattr__(self, "state", state)
-        object.__setattr__(self, "kept_pace", None)
-
-    def keep_pace(self, pace: tuple[float, float]) -> tuple[float, float]:
-        """Keep it until the state is renewed."""
-        object.__setattr__(self, "kept_pace", pace)
-        return pace
-
-    @property
-    def shrinkable(self) -> ShrinkableJob:
-        """What it can give up."""
-        if self._giver is None:
-            object.__setattr__(self, "_giver", _giver(self))
-        assert self._giver is not None
-        return self._giver
-
-    def giver_at(self, weight: float) -> ShrinkableJob:
-        """What it can give up, where it counts by so much."""
-        if weight == self.weight:
-            return self.shrinkable
-        known = self._weighed
-        if known is None or known.weight != weight:
-            known = replace(self.shrinkable, weight=weight)
-            object.__setattr__(self, "_weighed", known)
-        return known
-
-    @property
-    def can_add(self) -> bool:
-        """Whether some mechanism can add to what it has."""
-        if self._can_add is None:
-            object.__setattr__(self, "_can_add", registry.adding(self, self.site) is not None)
-        return bool(self._can_add)
+        base, state = self.job.base, self.state
+        self.job_id, self.age = base.job_id, (base.submit_time, base.job_id)
+        self.gpus = sum([piece.gpus for piece in self.pieces])
+        self.batch = state.in_use.batch if state.in_use else 0
+        self.optimized = self.frozen is None and not self.stuck and state.pinned is None and state.measured
+        self.shrinkable = _shrinkable(self)
+        self.can_add = registry.adding(self, self.site) is not None
 
     @property
     def may_restart(self) -> bool:
@@ -145,22 +113,51 @@ class RunningJob:
         return self.state.measured
 
 
-def _giver(running: RunningJob) -> ShrinkableJob:
+def _shrinkable(running: RunningJob) -> ShrinkableJob:
     """With what a growth under way adds."""
     job, state = running.job, running.state
-    giver = ShrinkableJob(
+    found = ShrinkableJob(
         job_id=job.job_id,
         pieces=running.pieces,
-        batch_hosts=frozenset((held.job.job_id, held.job.batch_host) for held in job.held),
-        sizes=sizes(job),
+        batch_hosts=frozenset([(held.job.job_id, held.job.batch_host) for held in job.held]),
+        sizes=running.accepted.every,
         rules=registry.drop_rules(job.request.via, *state.releases),
         share={held.job.job_id: per_node(held.job) for held in job.held},
-        weight=running.weight,
         slow=state.slow,
         switches=running.site.switches,
         wanted=running.wanted,
     )
     growth = state.resize if running.growing else None
     if growth is None:
-        return giver
-    return with_growth(giver, growth.id, growth.add, (held for held in job.held if held.resize == growth.id))
+        return found
+    return with_growth(found, growth.id, growth.add, (held for held in job.held if held.resize == growth.id))
+
+
+Paces = Derived[int, tuple[RunningJob, Model, float | None], tuple[float, float]]
+"""By job id, what `pace_of` gives."""
+
+
+def pace_of(asked: tuple[RunningJob, Model, float | None]) -> tuple[float, float]:
+    """(worth of a sample, samples per second on one GPU), both at its reference batch."""
+    running, model, noise = asked
+    _, batch = running.state.reference or (1, running.batch)
+    worth = goodput.efficiency(running.batch, max(1, batch), noise)
+    return worth, model.throughput(1, 1, max(1, batch))
+
+
+def remaining_s(jobs: Iterable[RunningJob], now: float, paces: Paces) -> dict[int, float]:
+    """Seconds that each job would still train on one GPU at its reference batch, by job id; without those of which that
+    is not known."""
+    known = [(running, running.state.model, left) for running in jobs if (left := running.state.remaining) is not None]
+    asked = {
+        running.job_id: (running, model, running.state.noise_scale if running.job.request.until == "quality" else None)
+        for running, model, _ in known
+        if model is not None
+    }
+    found = paces.of(asked)
+    return {
+        running.job_id: left.after(now) * worth / speed
+        for running, model, left in known
+        if model is not None
+        for worth, speed in (found[running.job_id],)
+    }

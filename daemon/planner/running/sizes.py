@@ -1,41 +1,26 @@
-"""The sizes and the batches that a job's request accepts, kept for the next time that they are asked for. Pure."""
+"""The sizes that a job's request accepts. Pure."""
 
 from __future__ import annotations
-
-from functools import lru_cache
 
 from slurm_elastic.protocol.request import ElasticRequest
 
 from ...capacity.roster import ElasticJob
 
 
-def sizes(job: ElasticJob) -> frozenset[int]:
+class AcceptedSizes:
     """Sizes at which some accepted batch is shared out evenly; of an exclusive job, which gets whole nodes only, those
-    that are whole nodes."""
-    return _sizes(job.request, _node_gpus(job))
+    that are whole nodes. Thousands for some requests: made once for all jobs that ask alike."""
+
+    __slots__ = ("ascending", "every", "largest")
+
+    def __init__(self, request: ElasticRequest, node_gpus: int = 1) -> None:
+        """node_gpus: of the whole nodes that the job gets; 1: it shares nodes."""
+        whole = (size for size in request.sizes() if size % max(1, node_gpus) == 0)
+        self.ascending = tuple(sorted(size for size in whole if request.batches(size)))
+        self.every = frozenset(self.ascending)
+        self.largest = self.ascending[-1] if self.ascending else 0
 
 
-def ascending_sizes(job: ElasticJob) -> tuple[int, ...]:
-    """The same in order."""
-    return _ascending(job.request, _node_gpus(job))
-
-
-def _node_gpus(job: ElasticJob) -> int:
-    return job.base.gpus_per_node if job.base.exclusive and job.running else 1
-
-
-@lru_cache(maxsize=4096)
-def _ascending(request: ElasticRequest, node_gpus: int) -> tuple[int, ...]:
-    return tuple(sorted(_sizes(request, node_gpus)))
-
-
-@lru_cache(maxsize=4096)
-def _sizes(request: ElasticRequest, node_gpus: int) -> frozenset[int]:
-    each = max(1, node_gpus)
-    return frozenset(size for size in request.sizes() if size % each == 0 and batches(request, size))
-
-
-@lru_cache(maxsize=1 << 16)
-def batches(request: ElasticRequest, size: int) -> tuple[int, ...]:
-    """The request's batches at a size; asked for again in every round."""
-    return request.batches(size)
+def asked_for(job: ElasticJob) -> tuple[ElasticRequest, int]:
+    """What the accepted sizes of a job depend on, as AcceptedSizes takes it."""
+    return job.request, job.base.gpus_per_node if job.base.exclusive and job.running else 1

@@ -1,10 +1,9 @@
-"""What the store knows of a running job, and whether two such states differ in reports only. Pure."""
+"""What the store knows of a running job. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, fields
-from operator import attrgetter
+from dataclasses import field
 
 from slurm_elastic.db.rows import InUse, ObservationRow, ResizeRow
 from slurm_elastic.protocol.event_kind import EventKind
@@ -18,7 +17,8 @@ from .reports import Remaining, trusted_noise
 
 @record(frozen=True, slots=True)
 class JobState:
-    """What the store knows of a job."""
+    """What the store knows of a job. Two that differ only in what comes with each report, and leaves the job as it is,
+    are equal: in what was measured and what is made of it, in when, and in how much is left."""
 
     in_use: InUse | None = None
     resize: ResizeRow | None = None
@@ -30,8 +30,8 @@ class JobState:
     failures: int = 0
     """How many of its resizes have failed one after the other, if the last one did."""
     pinned: int | None = None
-    observations: tuple[ObservationRow, ...] = ()
-    model: Model | None = None
+    observations: tuple[ObservationRow, ...] = field(default=(), compare=False)
+    model: Model | None = field(default=None, compare=False)
     """What they and the job's prior make of its throughput."""
     unfitted: str = ""
     """Why they make no model; empty: they do, or there are none."""
@@ -51,7 +51,7 @@ class JobState:
     """Where the prior comes from that its model starts from."""
     resized: tuple[float, ...] = ()
     """When it was resized within the last HOUR_S, the earliest first."""
-    reported_at: float | None = None
+    reported_at: float | None = field(default=None, compare=False)
     """Time of its youngest report."""
     slow: Mapping[str, float] = field(default_factory=dict)
     """Node -> share of every step that all wait for it, as the present world measured it."""
@@ -61,22 +61,13 @@ class JobState:
     """What its last resize gave up for a waiting job was not taken."""
     refused: Mapping[EventKind, Refusal] = field(default_factory=dict)
     """What Slurm refuses to do about it now."""
-    remaining: Remaining | None = None
+    remaining: Remaining | None = field(default=None, compare=False)
     """None: its script does not say when the training ends."""
-    _noise: tuple[float | None] | None = field(default=None, init=False, compare=False, repr=False)
-    """The trusted noise scale, once somebody has asked."""
 
     @property
     def noise_scale(self) -> float | None:
         """What its observations say of the gradient noise scale, as `trusted_noise` has it."""
-        if self._noise is None:
-            object.__setattr__(self, "_noise", (trusted_noise(self.observations),))
-        return self._noise[0] if self._noise else None
-
-    def differs_in_reports_only(self, other: JobState) -> bool:
-        """Whether the two say the same but for what comes with each report, and leaves the job as it is: what was
-        measured and what is made of it, when, and how much is left."""
-        return bool(_but_reports(self) == _but_reports(other)) and self.measured == other.measured
+        return trusted_noise(self.observations)
 
     @property
     def stalled(self) -> bool:
@@ -99,8 +90,3 @@ class JobState:
     def releases(self) -> tuple[bool, bool]:
         """Whether its Slurm jobs may lose nodes now, and whether one may be ended."""
         return EventKind.SHRINK not in self.refused, EventKind.CANCEL not in self.refused
-
-
-_WITH_EACH_REPORT = ("observations", "model", "reported_at", "remaining")
-_CHECKED = (item.name for item in fields(JobState) if item.compare)
-_but_reports = attrgetter(*(name for name in _CHECKED if name not in _WITH_EACH_REPORT))

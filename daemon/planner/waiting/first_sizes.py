@@ -20,8 +20,8 @@ from ...capacity.placement import ShapeTemplate
 from ...capacity.requeue_placement import can_restart, whole_sizes
 from ...capacity.roster import ElasticJob
 from ...slurm.model import Job, Size
-from ..running.sizes import ascending_sizes
 from ..settings import PLAN, SCRIPT, SMALLEST
+from ..tables import AcceptedBy
 
 BACK_S = 10.0
 """How long Slurm has to start a job at the size that it was given, if its GPUs are not free any more."""
@@ -86,6 +86,7 @@ class Waiting:
     passed: Collection[Kind]
     """Of jobs that did not take the room made for them."""
     now: float
+    accepted: AcceptedBy
 
     def standing(self) -> dict[int, Changed]:
         """Jobs that wait at a size of ours; of another than that their owners have asked since."""
@@ -108,7 +109,9 @@ class Waiting:
         script = _asks(need.jobs[0])
         if before is not None and before.now == before.script == script and self.now < before.at + AGAIN_S:
             return None
-        smaller = {k: next(whole_sizes(k, script.gpus_per_node)) for k in ascending_sizes(job) if k < script.gpus}
+        smaller = {
+            k: next(whole_sizes(k, script.gpus_per_node)) for k in self.accepted(job).ascending if k < script.gpus
+        }
         return StartingJob(job, need, script, {**smaller, script.gpus: script}) if smaller else None
 
     def resized(self, needs: Sequence[Need], sizes: Mapping[int, Size]) -> list[Need]:

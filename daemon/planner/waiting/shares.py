@@ -10,19 +10,15 @@ what fairness or remaining work make of it. Limits over several pools are kept i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-
-from slurm_elastic.protocol.request import ElasticRequest
+from collections.abc import Mapping, Sequence
 
 from ...optimizer.errors import InfeasiblePlan, PlanInputError
 from ...optimizer.job_view import JobView, Model
-from ...optimizer.plan import Cache, plan_pools
+from ...optimizer.plan import ChoiceTables, plan_pools
 from ...optimizer.policies import DEFAULT_POLICY, POLICIES
 from ...optimizer.solver.nested_caps import Cap
 from ..pools.candidate import Candidate
 from ..running.eligibility import weight_of
-from ..running.sizes import batches
 from ..settings import PlannerSettings
 from .first_sizes import StartingJob
 
@@ -34,12 +30,12 @@ def shares(
     waiting: Sequence[StartingJob],
     models: Mapping[int, Model],
     settings: PlannerSettings,
-    cache: Cache,
+    tables: ChoiceTables,
 ) -> dict[int, int]:
     """GPUs by job id, of the waiting jobs of one pool. `capacity`: what these members and waiting jobs share; `models`:
     of the waiting jobs' speed, by job id. One that has none, that is not admitted, or for which there is no plan, has
     its smallest size."""
-    views, admitted = [m.view for m in members], list[JobView]()
+    views, admitted = list[JobView](members), list[JobView]()
     least = sum(min(k for k, _ in view.choices) for view in views)
     found = {one.need.job_id: min(one.sizes) for one in waiting}
     for one in waiting:
@@ -51,7 +47,7 @@ def shares(
         return found
     policy = settings.policy if POLICIES[settings.policy].planner is None else DEFAULT_POLICY
     try:
-        (planned,) = plan_pools([[*views, *admitted]], [capacity], caps, policy, cache)
+        (planned,) = plan_pools([[*views, *admitted]], [capacity], caps, policy, tables)
     except (InfeasiblePlan, PlanInputError):
         return found
     return found | {int(target.label): target.gpus for target in planned.targets[len(views) :]}
@@ -59,12 +55,12 @@ def shares(
 
 def _view(one: StartingJob, model: Model, settings: PlannerSettings) -> JobView:
     request = one.job.request
-    reference = min(batches(request, one.script.gpus), default=1)
+    reference = min(request.batches(one.script.gpus), default=1)
     return JobView(
         label=str(one.need.job_id),
         model=model,
-        choices=_choices(tuple((gpus, size.nodes) for gpus, size in sorted(one.sizes.items()))),
-        batches=_batches(request),
+        choices=tuple((gpus, size.nodes) for gpus, size in sorted(one.sizes.items())),
+        batches=request.batches,
         current_gpus=0,
         current_batch=0,
         reference_gpus=one.script.gpus,
@@ -73,14 +69,3 @@ def _view(one: StartingJob, model: Model, settings: PlannerSettings) -> JobView:
         horizon_s=settings.horizon_s,
         quality=request.until == "quality",
     )
-
-
-@lru_cache(maxsize=1 << 12)
-def _choices(sizes: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """The same object for equal ones, by which the optimizer knows them again."""
-    return sizes
-
-
-@lru_cache(maxsize=1 << 12)
-def _batches(request: ElasticRequest) -> Callable[[int], tuple[int, ...]]:
-    return lambda size: batches(request, size)

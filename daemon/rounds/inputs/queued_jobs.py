@@ -20,6 +20,7 @@ from slurm_elastic.protocol.event_kind import EventKind
 
 from ...capacity.pending_jobs import SOON_S
 from ...capacity.roster import Roster
+from ...derived.table import Derived, one_by_one
 from ...models.cache import observations
 from ...models.priors import Priors
 from ...optimizer.job_view import Model
@@ -45,7 +46,7 @@ class QueuedJobs:
         """None: its size was never changed."""
         self._ends: dict[tuple[int, int], str] = {}
         """How runs of jobs ended, by job id and restarts."""
-        self._models: dict[tuple[str, str], tuple[float, Model]] = {}
+        self._models = Derived[_Name, _Name, Model](one_by_one(self._model), until=lambda _, at: at + ANEW_S)
 
     def changed(self, roster: Roster) -> dict[int, Changed]:
         """Waiting jobs that have never run and whose sizes were changed, by job id."""
@@ -99,26 +100,24 @@ class QueuedJobs:
 
     def models(self, roster: Roster, now: float) -> dict[int, Model]:
         """What is believed of the speed of waiting jobs, by job id."""
-        return {
-            job.job_id: self._model(job.base.user, job.base.name, now)
-            for job in roster.elastic.values()
-            if job.base.pending
-        }
+        jobs = [job.base for job in roster.elastic.values() if job.base.pending]
+        self._models.turn()
+        models = self._models.of({name: name for name in ((job.user, job.name) for job in jobs)}, now)
+        return {job.job_id: models[job.user, job.name] for job in jobs}
 
-    def _model(self, user: str, name: str, now: float) -> Model:
-        known = self._models.get((user, name))
-        if known is not None and now - known[0] < ANEW_S:
-            return known[1]
-        self._models = {key: one for key, one in self._models.items() if now - one[0] < ANEW_S}
+    def _model(self, of: _Name) -> Model:
+        user, name = of
         last = self._store.programs.youngest_named(user, name)
         prior = self._priors.of_job(last).prior if last is not None else self._priors.cluster().prior
         seen = observations(self._store.reports.observations(last)) if last is not None else ()
         try:
-            model: Model = fit(seen, prior) if seen else unmeasured(prior)
+            return fit(seen, prior) if seen else unmeasured(prior)
         except ElasticError:
-            model = unmeasured(prior)
-        self._models[user, name] = now, model
-        return model
+            return unmeasured(prior)
+
+
+_Name = tuple[str, str]
+"""A user's, and one of his jobs'."""
 
 
 def _changed(event: EventRow | None) -> Changed | None:

@@ -23,9 +23,9 @@ from ...capacity.unlisted_gpus import by_node, lasting
 from ...mechanisms.requeue import COMES_BACK, bound_by_a_shrink, first_size_steps, resumes
 from ...optimizer.policies import DEFAULT_POLICY
 from ...planner import Inputs, Plan, plan_round
-from ...planner.memory import Memory
 from ...planner.running.job import RunningJob
 from ...planner.settings import PLAN
+from ...planner.tables import Tables
 from ..base import ACT, Note, Observation, Proposal, Row, Service
 from .nonstarters import Nonstarters
 
@@ -48,7 +48,7 @@ class ElasticJobs(Service):
     unless_told = ACT
 
     def __init__(self) -> None:
-        self.memory = Memory()
+        self.tables = Tables()
         self.capacity: int | None = None
         self.idle: int | None = None
         """GPUs of all pools at the last plan: for elastic jobs, and idle ones. None before the first plan."""
@@ -59,7 +59,7 @@ class ElasticJobs(Service):
 
     def running_job(self, job_id: int) -> RunningJob | None:
         """A running elastic job as the last round found it."""
-        return self.memory.running_job(job_id)
+        return self.tables.running_jobs.get(job_id)
 
     def inputs(self, seen: Observation) -> Inputs:
         """What a plan is made from."""
@@ -71,7 +71,7 @@ class ElasticJobs(Service):
             settings=seen.settings,
             now=seen.now,
             passed=self._nonstarters.excluded(seen.now),
-            memory=self.memory,
+            tables=self.tables,
             site=seen.site,
             put_back={job_id: resize.add[0] for job_id, resize in seen.resizes.items() if resize.requeues},
             marks=seen.marks or {},

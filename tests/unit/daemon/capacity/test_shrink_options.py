@@ -12,7 +12,7 @@ from slurm_elastic.daemon.capacity.make_room import make_room
 from slurm_elastic.daemon.capacity.pending_jobs import needs
 from slurm_elastic.daemon.capacity.placement import ShapeTemplate, place, take
 from slurm_elastic.daemon.capacity.roster import sort_jobs
-from slurm_elastic.daemon.capacity.shrink_options import ShrinkableJob, droppable, shrinks, units_of, without
+from slurm_elastic.daemon.capacity.shrink_options import ShrinkableJob, shrinks, units_of, without
 from slurm_elastic.daemon.mechanisms.registry import drop_rules
 from slurm_elastic.protocol.messages import Piece
 
@@ -31,7 +31,7 @@ BASE = Piece(1, "base", ("n1", "n2"), 4, TYPE)
 
 def test_batch_host_is_never_droppable() -> None:
     """Slurm refuses to take the batch host from a job."""
-    assert set(droppable(held(BASE))) == {(1, "n2")}
+    assert set(held(BASE).drops) == {(1, "n2")}
     assert set(shrinks(held(BASE))) == {4, 8}
 
 
@@ -39,16 +39,16 @@ def test_a_companion_that_a_script_holds_goes_whole_or_keeps_its_batch_host() ->
     """One that no script holds may lose any node; a node of the same name in the base is something else."""
     companion = Piece(2, "companion", ("n1", "n3"), 2, TYPE)
     plain = held(BASE, companion)
-    assert droppable(plain)[2, "n1"] == ((2, "n1"),)
+    assert plain.drops[2, "n1"] == ((2, "n1"),)
     batch = replace(plain, batch_hosts=frozenset({(1, "n1"), (2, "n3")}))
-    assert droppable(batch)[2, "n1"] == ((2, "n1"),)
-    assert set(droppable(batch)[2, "n3"]) == {(2, "n1"), (2, "n3")}
+    assert batch.drops[2, "n1"] == ((2, "n1"),)
+    assert set(batch.drops[2, "n3"]) == {(2, "n1"), (2, "n3")}
 
 
 def test_component_goes_whole_or_keeps_its_first_node() -> None:
     """The first node of a component goes only with all its others."""
     component = Piece(2, "component", ("n3", "n4"), 2, TYPE)
-    units = droppable(held(BASE, component))
+    units = held(BASE, component).drops
     assert set(units[(2, "n3")]) == {(2, "n3"), (2, "n4")}
     assert units[(2, "n4")] == ((2, "n4"),)
     assert set(shrinks(held(BASE, component))) == {4, 6, 8, 10, 12}
@@ -137,7 +137,7 @@ def test_via_forbids_what_it_does_not_name() -> None:
     """A job with via=companion never loses base nodes."""
     companion = Piece(5, "companion", ("n3",), 4, TYPE)
     assert set(shrinks(held(BASE, companion, via=("companion",)))) == {8, 12}
-    assert set(droppable(held(BASE, companion, via=("companion",)))) == {(5, "n3")}
+    assert set(held(BASE, companion, via=("companion",)).drops) == {(5, "n3")}
 
 
 def test_without_drops_pieces_that_lose_every_node() -> None:

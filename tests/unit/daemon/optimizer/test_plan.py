@@ -10,8 +10,9 @@ from one_pool import plan
 
 from slurm_elastic.daemon.optimizer import plan as plan_module
 from slurm_elastic.daemon.optimizer.errors import PlanInputError
+from slurm_elastic.daemon.optimizer.grid import Grids
 from slurm_elastic.daemon.optimizer.job_view import JobView
-from slurm_elastic.daemon.optimizer.plan import Cache, choices_of
+from slurm_elastic.daemon.optimizer.plan import ChoiceTables
 from slurm_elastic.daemon.optimizer.solver.table import Columns
 
 SIZES = tuple((k, 1) for k in (1, 2, 4, 8))
@@ -53,16 +54,16 @@ def test_a_weight_that_changes_makes_no_choices_again(monkeypatch: pytest.Monkey
     multiplied by the new weight, and plans are those made from nothing."""
     computed, choices = list[int](), plan_module.choices
 
-    def counted(jobs: Sequence[JobView], policy: str) -> list[Columns]:
+    def counted(jobs: Sequence[JobView], policy: str, known: Grids) -> list[Columns]:
         computed.append(len(jobs))
-        return choices(jobs, policy)
+        return choices(jobs, policy, known)
 
     monkeypatch.setattr(plan_module, "choices", counted)
-    cache, first = Cache(), jobs_of([1.0, 1.0, 0.5])
-    assert plan(first, 12, cache=cache) == plan(first, 12)
+    tables, first = ChoiceTables(), jobs_of([1.0, 1.0, 0.5])
+    assert plan(first, 12, tables=tables) == plan(first, 12)
     computed.clear()
     later = [replace(job, weight=weight) for job, weight in zip(first, (0.3, 4.0, 0.5), strict=True)]
-    kept = plan(later, 12, cache=cache)
+    kept = plan(later, 12, tables=tables)
     assert sum(computed) == 0
     assert kept == plan(later, 12)
     assert kept.targets[1].gpus > kept.targets[0].gpus
@@ -70,16 +71,16 @@ def test_a_weight_that_changes_makes_no_choices_again(monkeypatch: pytest.Monkey
 
 def test_choices_of_a_job_that_started_larger_are_the_same() -> None:
     """What a job began with counts only where every job keeps its size."""
-    cache = Cache()
-    (small,), (large,) = (choices_of(jobs_of([1.0], gpus), "auto", cache) for gpus in (1, 4))
-    assert small == large and len(cache.made) == 1
-    choices_of(jobs_of([1.0], 4), "static", cache)
-    assert len(cache.made) == 2
+    tables = ChoiceTables()
+    (small,), (large,) = (tables.of(jobs_of([1.0], gpus), "auto") for gpus in (1, 4))
+    assert small == large and len(tables._alike) == 1
+    tables.of(jobs_of([1.0], 4), "static")
+    assert len(tables._alike) == 2
 
 
 def test_a_weight_that_is_none_is_refused_though_the_choices_are_known() -> None:
     """A job like one before it is looked at all the same."""
-    cache = Cache()
-    plan(jobs_of([1.0]), 8, cache=cache)
+    tables = ChoiceTables()
+    plan(jobs_of([1.0]), 8, tables=tables)
     with pytest.raises(PlanInputError, match="job 1: weight -1"):
-        plan(jobs_of([1.0, -1.0]), 8, cache=cache)
+        plan(jobs_of([1.0, -1.0]), 8, tables=tables)

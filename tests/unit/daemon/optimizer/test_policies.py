@@ -16,7 +16,7 @@ from slurm_elastic.daemon.optimizer.job_view import JobView
 from slurm_elastic.daemon.optimizer.models import goodput
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.throughput import fit
-from slurm_elastic.daemon.optimizer.plan import Cache
+from slurm_elastic.daemon.optimizer.plan import ChoiceTables
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES
 
 
@@ -376,7 +376,7 @@ def test_curves_read_at_once_are_the_models_own() -> None:
 def test_what_is_kept_between_plans_changes_no_plan(room: int) -> None:
     """Over rounds in which jobs come, go and change, plans made with a cache equal those made without, and what was
     not asked for is forgotten once there is no more room."""
-    rng, cache = random.Random(4), Cache(room)
+    rng, tables = random.Random(4), ChoiceTables(room)
     models = [power(rng.uniform(0.5, 0.95)) for _ in range(40)]
     batches = job().batches
     jobs = {i: job(str(i), model=models[i], batches=batches) for i in range(30)}
@@ -387,6 +387,6 @@ def test_what_is_kept_between_plans_changes_no_plan(room: int) -> None:
             else:
                 jobs[i] = job(str(i), rng.choice([0, 1, 2, 4]), model=models[i], batches=batches)
         views = list(jobs.values())
-        cache.turn()
-        assert plan(views, 100, cache=cache) == plan(views, 100)
-        assert max(len(cache.made), len(cache.views)) <= room + len(views)
+        tables.turn()
+        assert plan(views, 100, tables=tables) == plan(views, 100)
+        assert max(len(tables._alike._rows), len(tables._own._rows)) <= room + len(views)

@@ -15,7 +15,7 @@ from slurm_elastic.daemon.capacity.ledger import Ledger, held_but_idle
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.models.cache import observations
 from slurm_elastic.daemon.planner import Inputs, JobState, Plan, plan_round
-from slurm_elastic.daemon.planner.memory import Memory
+from slurm_elastic.daemon.planner.tables import Tables
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.db.rows import InUse, ResizeRow
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
@@ -82,7 +82,7 @@ def planned(jobs: Moment, nodes: Moment, resize: Moment, trained_on: Moment) -> 
         reported_at=NOW - 20,
     )
     roster = sort_jobs(snapshot, accepted={1})
-    return plan_round(Inputs(snapshot, roster, {1: state}, SETTINGS, NOW, (), Memory()))
+    return plan_round(Inputs(snapshot, roster, {1: state}, SETTINGS, NOW, (), Tables()))
 
 
 def orders(last: int) -> Iterator[tuple[int, int, int, int]]:

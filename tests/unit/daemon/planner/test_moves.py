@@ -29,7 +29,7 @@ def move(gpus: int, via: str = ALL, asked: int = 4, busy: bool = False) -> Move:
     state = JobState(in_use=InUse(1, 1, base, 240, 0.0, 0.0), pause_s=0.5, requeue_s=20.0)
     running = running_job(sort_jobs(snapshot).elastic[1], state, Settings(), 1000.0)
     target_size = TargetSize(running, gpus, 240, Reason.KEEP_PINNED, 0.0)
-    return moves([target_size], Ledger.of(snapshot), {1: list(snapshot.nodes)})[1]
+    return moves([target_size], Ledger.of(snapshot), {1: frozenset(snapshot.nodes)})[1]
 
 
 def why(made: Move) -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from plan_cases import SETTINGS, World, order, row, seen
 
 from slurm_elastic.daemon.models.cache import observation
-from slurm_elastic.daemon.planner.memory import Memory
+from slurm_elastic.daemon.planner.tables import Tables
 from slurm_elastic.protocol.text.reasons import Reason
 
 
@@ -122,12 +122,12 @@ def test_a_report_that_says_nothing_new_leaves_the_curve_as_it_is() -> None:
 
 def test_what_is_kept_between_rounds_changes_no_plan() -> None:
     """A round with what the last one left behind decides as one without."""
-    world, memory = World(4), Memory()
+    world, tables = World(4), Tables()
     world.job(1, "n1")
     world.job(2, "n2")
     for step in (1.0, 1.0, 0.7):
         world.state(1, observations=(seen(4, 1.0), seen(8, step)))
-        assert world.plan(memory=memory) == world.plan()
+        assert world.plan(tables=tables) == world.plan()
 
 
 def test_a_decision_that_stands_has_no_row() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from daemon_harness import World
 
-from slurm_elastic.daemon.optimizer.plan import Cache
+from slurm_elastic.daemon.planner.tables import Tables
 
 AT_ONCE = 2
 
@@ -26,7 +26,7 @@ def pass_through(world: World, groups: int) -> int:
         world.round()
         for held in (world.slurm._ended, world.slurm._components):  # the Slurm of this test never forgets
             held.clear()
-    world.rounds.services.elastic.memory.columns = Cache()
+    world.rounds.services.elastic.tables = Tables()
     gc.collect()
     # sqlite3 keeps the references to its cursors, and looks for dead ones every 200 cursors.
     return len([one for one in gc.get_objects() if not (type(one) is weakref.ref and one() is None)])

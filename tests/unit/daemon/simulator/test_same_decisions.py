@@ -10,7 +10,7 @@ import pytest
 from daemon_harness import World
 
 from slurm_elastic.daemon.planner import Inputs, Plan, decide
-from slurm_elastic.daemon.planner.memory import Memory
+from slurm_elastic.daemon.planner.tables import Tables
 from slurm_elastic.daemon.services.elastic import jobs as elastic_jobs
 from slurm_elastic.daemon.simulator.elastic import Elastic
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings, prepare
@@ -36,7 +36,7 @@ def seen(world: World, monkeypatch: pytest.MonkeyPatch) -> list[Inputs]:
     plan_round = elastic_jobs.plan_round
 
     def noted(inputs: Inputs, with_rows: bool) -> Plan:
-        found.append(replace(inputs, memory=Memory()))
+        found.append(replace(inputs, tables=Tables()))
         return plan_round(inputs, with_rows)
 
     monkeypatch.setattr(elastic_jobs, "plan_round", noted)
@@ -74,19 +74,11 @@ def resizes(inputs: Inputs) -> list[Resize]:
     """What is decided, by the places of jobs and nodes instead of their names."""
     place = {name: f"node {n}" for n, name in enumerate(sorted(inputs.snapshot.nodes))}
     found = []
-    for move in decide(replace(inputs, memory=Memory())).begun:
+    for move in decide(replace(inputs, tables=Tables())).begun:
         kept = tuple(sorted(place[name] for piece in move.keep for name in piece.nodes))
         added = tuple(tuple(place[name] for name in shape.node_list) for shape in move.add)
-        found.append(
-            (
-                move.target_size.running.gpus,
-                move.gpus,
-                move.target_size.batch,
-                move.target_size.reason.value,
-                kept,
-                added,
-            )
-        )
+        wanted = move.target_size
+        found.append((wanted.running.gpus, move.gpus, wanted.batch, wanted.reason.value, kept, added))
     return sorted(found)
 
 

@@ -13,7 +13,8 @@ from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.models.cache import observations
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.throughput import unmeasured
-from slurm_elastic.daemon.optimizer.plan import Cache
+from slurm_elastic.daemon.optimizer.plan import ChoiceTables
+from slurm_elastic.daemon.planner.tables import Tables
 from slurm_elastic.daemon.planner.waiting.first_sizes import StartingJob, Waiting
 from slurm_elastic.daemon.planner.waiting.shares import shares
 
@@ -29,13 +30,13 @@ def candidates(
         cluster.wait(number, nodes, 4, request, asked_per_node=4)
     snapshot = cluster.snapshot()
     roster = sort_jobs(snapshot)
-    waiting = Waiting(needs(snapshot, roster), roster.elastic, {}, (), 0.0)
+    waiting = Waiting(needs(snapshot, roster), roster.elastic, {}, (), 0.0, Tables().accepted)
     return [one for need in waiting.needs if (one := waiting.candidate(need)) is not None]
 
 
 def given(capacity: int, waiting: list[StartingJob], **settings: object) -> list[int]:
     models = {one.need.job_id: MODEL for one in waiting}
-    found = shares([], capacity, (), waiting, models, replace(SETTINGS, **settings), Cache())  # type: ignore[arg-type]
+    found = shares([], capacity, (), waiting, models, replace(SETTINGS, **settings), ChoiceTables())  # type: ignore[arg-type]
     return [found[one.need.job_id] for one in waiting]
 
 
@@ -78,5 +79,5 @@ def test_what_was_never_measured_scales_as_the_middle_of_the_prior() -> None:
     speeds = [model.throughput(k, -(-k // 4), 64 * k) for k in (1, 4, 8, 16)]
     assert speeds == sorted(speeds) and speeds[3] / speeds[0] < 16
     both = candidates(2)
-    found = shares([], 16, (), both, dict.fromkeys((1, 2), model), SETTINGS, Cache())
+    found = shares([], 16, (), both, dict.fromkeys((1, 2), model), SETTINGS, ChoiceTables())
     assert list(found.values()) == [8, 8]

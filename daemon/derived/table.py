@@ -1,0 +1,83 @@
+"""What is made of things that mostly stay as they are: a table of keys, the inputs of each, and the value made of them.
+
+Promise: a value asked for is what `make` gives of these inputs: it is made again as soon as they differ. What nobody
+asks for any more is forgotten. All that the daemon keeps from round to round to be faster is kept in such tables.
+Limit: inputs are compared and not watched; one that is changed in place is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+A = TypeVar("A")
+V = TypeVar("V")
+
+
+class Derived(Generic[K, A, V]):
+    """Values by key. Of threads that ask at once each gets the right value; some may be made twice."""
+
+    def __init__(
+        self,
+        make: Callable[[Sequence[A]], Iterable[V]],
+        inputs: Callable[[A], Any] | None = None,
+        room: int = 0,
+        until: Callable[[V, float], float] | None = None,
+    ) -> None:
+        """make: the values of all that is asked for and not known, made at once. inputs: what of it a value depends on,
+        compared by ==; None: all of it. room: so many values are kept though nobody asks for them any more. until: when
+        a value, made at that time, ends though its inputs stay."""
+        self._make, self._inputs, self._room, self._until = make, inputs, room, until
+        self._rows: dict[K, tuple[Any, V, float]] = {}
+        """(inputs, value, when it was made) of what was asked for since the last turns."""
+        self._old: dict[K, tuple[Any, V, float]] = {}
+        """What was asked for before: forgotten at the next turn for which there is no more room."""
+
+    def __len__(self) -> int:
+        return len(self._rows.keys() | self._old.keys())
+
+    def turn(self) -> None:
+        """Begin another round."""
+        if len(self._rows) > self._room or not self._rows:
+            self._old, self._rows = self._rows, {}
+
+    def of(self, asked: Mapping[K, A], now: float = 0.0) -> dict[K, V]:
+        """The value of each key, in their order."""
+        every = list(asked.values())
+        return self._of(
+            list(asked), every if self._inputs is None else [self._inputs(one) for one in every], every, now
+        )
+
+    def one(self, key: K, asked: A, now: float = 0.0) -> V:
+        """The value of one key."""
+        return self.of({key: asked}, now)[key]
+
+    def each(self, asked: Sequence[A]) -> list[V]:
+        """The values of these, each under its own inputs as key: whoever asks alike gets the same object."""
+        keys: Sequence[Any] = asked if self._inputs is None else [self._inputs(one) for one in asked]
+        found = self._of(keys, keys, asked, 0.0)
+        return [found[key] for key in keys]
+
+    def _of(self, keys: Sequence[K], inputs: Sequence[Any], asked: Sequence[A], now: float) -> dict[K, V]:
+        rows, old, until = self._rows, self._old, self._until
+        found, lacking = dict[K, V](), dict[K, tuple[Any, A]]()
+        for key, own, one in zip(keys, inputs, asked, strict=True):
+            row = rows.get(key) or old.pop(key, None)
+            if row is not None and row[0] == own and (until is None or row[2] <= now < until(row[1], row[2])):
+                rows[key] = own, row[1], row[2]  # what is the same object next time is compared at once
+                found[key] = row[1]
+            else:
+                lacking[key] = own, one
+        if not lacking:
+            return found
+        made = self._make([one for _, one in lacking.values()])
+        for (key, (own, _)), value in zip(lacking.items(), made, strict=True):
+            rows[key] = own, value, now
+            found[key] = value
+        return found if len(lacking) == len(found) else {key: found[key] for key in keys}
+
+
+def one_by_one(make: Callable[[A], V]) -> Callable[[Sequence[A]], list[V]]:
+    """For a table whose values are not made faster together."""
+    return lambda asked: [make(one) for one in asked]
