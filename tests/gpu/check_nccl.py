@@ -23,6 +23,7 @@ from one_rank_worlds import KEY, gate_of
 
 from slurm_elastic.trainer_shim.world import groups
 from slurm_elastic.trainer_shim.world import process_group as worlds
+from slurm_elastic.trainer_shim.world.layout import Layout
 from slurm_elastic.trainer_shim.world.mesh import mesh_of
 from slurm_elastic.trainer_shim.world.stores import SealedStore
 
@@ -197,7 +198,7 @@ def more_groups(check: Check) -> None:
         sum_of(check.device, dist.new_group([0]))
         groups.end_left()
         sum_of(torch.device("cpu"), world.owned.beside())
-        mesh = mesh_of(dataclasses.replace(world, unit=1), check.device, units=True)
+        mesh = mesh_of(dataclasses.replace(world, layout=Layout((("tp", 1),))), check.device)
         if mesh is None:
             raise AssertionError("no mesh")
         for axis in ("dp", "tp"):
