@@ -172,8 +172,8 @@ def adopt() -> Groups:
 def end_left() -> None:
     """End NCCL's communicators of the groups that were left, on a thread of its own.
 
-    Called after a world's first step, when it has made its own: one that ends while another is made was seen to wait
-    for ever in its shutdown, with those that came after it (NCCL 2.28.9 on one GPU; also pytorch issue 119196).
+    Called after a world's first step, when it has made its own: one that ends while another is made can race with it
+    (pytorch issue 119196).
     """
     global _ending
     if _communicators:
