@@ -19,6 +19,7 @@ from malformed import DEEP, LINES, line
 from socket_job import closed, job
 from waiting import wait_until
 
+from slurm_elastic.trainer_shim.allocation.pieces.table import THERE
 from slurm_elastic.trainer_shim.control import job_key, server
 from slurm_elastic.trainer_shim.control.worker_client import WorkerClient
 from slurm_elastic.trainer_shim.node.agent import Agent
@@ -41,7 +42,7 @@ def test_who_has_not_proved_itself_is_cut_off(lines: list[bytes]) -> None:
             made.until(lambda peer=peer: closed(peer))  # type: ignore[misc]
             peer.close()
         made.answers()
-        assert len(made.machine.context.agents) == 1
+        assert len(made.machine.context.nodes.of(*THERE)) == 1
 
 
 @FEW
@@ -71,7 +72,7 @@ def test_an_agent_that_says_nonsense_of_itself_is_told_to_quit(fields: dict[str,
         made.say(peer, made.proven(peer, {"kind": "agent", "agent": "9.n9", **fields}))
         made.ends(peer)
         made.answers()
-        assert len(made.machine.context.agents) == 1
+        assert len(made.machine.context.nodes.of(*THERE)) == 1
 
 
 def test_malformed_messages_are_counted_and_the_next_one_is_heard(capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from socket_job import closed, job
 
 from slurm_elastic.protocol import open_files
+from slurm_elastic.trainer_shim.allocation.pieces.table import THERE
 from slurm_elastic.trainer_shim.control import server
 from slurm_elastic.trainer_shim.control.server import MAX_UNPROVEN_OF_PEER, one_too_many
 from slurm_elastic.trainer_shim.control.worker_client import _connect
@@ -95,5 +96,5 @@ def test_a_supervisor_without_a_free_descriptor_goes_on(
         for each in spare:
             each.close()
         made.say(peers[-1], made.hello(peers[-1], "agent", "1.n1"))
-        made.until(lambda: made.machine.context.agents)
+        made.until(lambda: made.machine.context.nodes.of(*THERE))
     assert "connections have to wait: Too many open files" in capfd.readouterr().err
