@@ -102,6 +102,8 @@ def test_pieces_of_another_user_cannot_be_claimed(selasticd: Selasticd, games: S
         for piece in (stolen, base):
             with pytest.raises(NotAllowed, match=f"piece {piece.slurm_job_id} is another user's job"):
                 register(games, job, own, piece)
+        since = time.time()
+        wait_until(lambda: since < last_round(selasticd), 60, selasticd.log)  # in which its job becomes known
         row = selasticd.client().get(f"/v1/jobs/{job}") or {}
         assert row["generation"] is None, "a supervisor that was refused speaks for the job"
         token = register(games, job, own)
