@@ -62,6 +62,7 @@ def probing(*words: str, user: str = "games", ignored: int = signal.SIGUSR2) -> 
                 for number, file in ((1, "out"), (2, "err")):
                     os.dup2(os.open(folder / file, os.O_WRONLY), number)
                 os.setsid()
+                signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup's tests ignore it
                 signal.signal(ignored, signal.SIG_IGN)
                 os.setgroups([])
                 os.setgid(account.pw_gid)
