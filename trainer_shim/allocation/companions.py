@@ -32,6 +32,8 @@ _SUBMITTED = re.compile(r"(\d+)")
 """What sbatch --parsable prints begins with the job id."""
 CONFIGURING_S, QUEUED_S = 0.5, 1.0
 """Pauses between two looks at a companion whose nodes boot, and at one that waits in the queue."""
+LOOKED_AT_S = 60.0
+"""Until Slurm's backfill has looked at a request that was made shorter: it has to fit then, too."""
 ASK_AGAIN_S = 2.0
 """Pause before another try, after Slurm granted a companion without its GPUs."""
 CLOCKS_DIFFER_S = 60.0
@@ -91,7 +93,8 @@ class Companions:
         asked = CompanionRequest(resize_id, index, shape, forms)
         self._asked.append(asked)
         self._loop.after(max(wait_s, 1.0), lambda: self._too_late(asked, wait_s))
-        self._loop.after(wait_s / 3, lambda: self._shorten(asked))
+        for part in (1, 2):
+            self._loop.after(part * wait_s / 3, lambda: self._shorten(asked))
         self._begin(asked)
 
     def drop(self, resize_id: int) -> None:
@@ -176,8 +179,9 @@ class Companions:
 
         def told(starts: Mapping[int, str], now: float) -> None:
             for job_id, start in starts.items():
-                fits = minutes_left(start, now) or 0
+                fits = minutes_left(start, now + LOOKED_AT_S) or 0
                 if fits >= commands.TIME_MIN and (asked.minutes is None or fits < asked.minutes):
+                    asked.minutes = fits
                     self._children.start(commands.limit_time(job_id, fits), self._env, lambda ended: None)
 
         def listed(listing: Ended) -> None:

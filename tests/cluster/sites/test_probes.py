@@ -27,7 +27,8 @@ def test_a_hostile_site(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> N
     )  # Slurm keeps the site's words to itself
     assert " works " in lines["requeue"] and " refused " in lines["component"]  # its second part has no script
     assert float(lines["epilog"].split()[2]) > 2 and f"{site.sandbox.dir}/epilog" in lines["epilog"]
-    assert shown.split("settings to write:\n")[1].splitlines()[:3] == [
+    assert shown.split("settings to write:\n")[1].splitlines()[:4] == [
+        "  [resizes]",
         '  companion_by = "sbatch"  # salloc is refused',
         '  release_by = "job"  # single nodes cannot be given back',
         "  # in elastic requests: via=companion",

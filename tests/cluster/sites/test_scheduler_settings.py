@@ -32,7 +32,7 @@ def test_a_companion_that_outlasts_a_waiting_jobs_start_gets_the_time_until_then
     pieces = job.base()
     wide = site.sbatch("-N7", "-wn[2-8]", "--gres=gpu:4", "--time=60")
     begin = wait_until(lambda: (at := site.squeue(wide, "%S")) not in ("", "N/A") and at, 60)
-    number = job.order(pieces, on("n3"), on("n1"))
+    number = job.order(pieces, on("n3"), on("n1"), wait=60)
     limits = {}
     for companion in job.resized(number).pieces[1:]:
         hours, minutes, _ = job.field("TimeLimit", companion.slurm_job_id).split(":")
