@@ -45,11 +45,23 @@ class Controllers:
         wait_until(lambda: self.hosts.run(["squeue"]).returncode == 0, 120, self.log)
 
     def restore(self) -> None:
-        """The primary is back, and in charge."""
+        """The primary is back, and in charge; the backup stands by."""
         if not self.hosts.daemons.pid(f"host-{PRIMARY}"):
             self.hosts.start_host(PRIMARY)
         self.hosts.start_daemon(f"slurmctld-{PRIMARY}")
         wait_until(self._knows_gpus, 60, self.log)
+        try:
+            wait_until(self._stands_by, 30, self.log)
+        except AssertionError:  # Slurm's own: it was seen to save its state, hand over, and hang
+            os.kill(self.hosts.daemons.pid("slurmctld"), signal.SIGKILL)
+            wait_until(lambda: not self.hosts.daemons.pid("slurmctld"), 30)
+            self.hosts.start_daemon("slurmctld")
+            wait_until(self._stands_by, 30, self.log)
+
+    def _stands_by(self) -> bool:
+        """Whether the backup is done with handing over, or has never been in charge."""
+        said = (self.hosts.dir / "log" / "slurmctld.log").read_text()
+        return said.rfind("slurmctld running in background mode") > said.rfind("Performing RPC: REQUEST_CONTROL")
 
     def _knows_gpus(self) -> bool:
         """Until nodes have registered, Slurm grants a job that names no type of GPU none of those it asks for."""
