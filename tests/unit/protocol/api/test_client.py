@@ -120,19 +120,19 @@ def test_an_answer_is_proven_for_one_request() -> None:
 def test_a_token_is_proven_to_be_known(daemon: Daemon, version: int) -> None:
     """It is not sent again, nor what it is proven with; to a daemon of 0.2 it is sent as it is. MUNGE is not asked."""
     client = Client(daemon.url)
-    daemon.says(200, {"token": "abc", "version": version})
+    daemon.says(200, {"token": "not-hex", "version": version})
     client.call(routes.REGISTER, 7)
     daemon.says(202, {})
-    client.call(routes.REPORTS, 7, token="abc")
+    client.call(routes.REPORTS, 7, token="not-hex")
     payload = daemon.asked[0][2]["Authorization"].removeprefix("MUNGE ").partition("|")[0].encode()
     key = munge.key_in(payload, munge.bind("POST", "/v1/jobs/7/register", b"")) or b""
     said = daemon.asked[1][2]["Authorization"]
     if version < 5:
-        assert said == "Bearer abc"
+        assert said == "Bearer not-hex"
         return
-    assert "abc" not in said and key and key.hex() not in str(daemon.asked[1])
+    assert "not-hex" not in said and key and key.hex() not in str(daemon.asked[1])
     proof = said.removeprefix("Proof ")
-    assert JobProofs(key, "abc").take(proof, munge.bind("POST", "/v1/jobs/7/reports", b""))
+    assert JobProofs(key, "not-hex").take(proof, munge.bind("POST", "/v1/jobs/7/reports", b""))
     client.call(routes.REPORTS, 7, token="another's")
     assert daemon.asked[2][2]["Authorization"] == "Bearer another's"
 
