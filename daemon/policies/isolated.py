@@ -76,8 +76,10 @@ class Remote:
         self._process.close()
 
     def _ask(self, *request: Any) -> Any:
-        if self._left_s <= 0.0:
-            raise PolicyFailed(self.trouble or f"has used up its {self._limit_s:g} s of this round")
+        if self._left_s < 0.0:
+            raise self._failed(f"has used up its {self._limit_s:g} s of this round")
+        if self._left_s == 0.0:  # it has failed, or is left out
+            raise PolicyFailed(self.trouble)
         began = time.monotonic()
         try:
             worked, answer = self._process.call(*request, self._left_s, within_s=self._left_s)

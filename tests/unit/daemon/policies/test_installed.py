@@ -177,7 +177,7 @@ def test_processes_do_not_pile_up_and_the_failing_is_left_alone_longer_and_longe
     rounds, in which nobody waits for it, and its failure stands."""
     install("theirs", PLANNER.format(body="def planner(p):\n    while True: pass"))
     before = children()
-    installed.use("theirs", 0.05)
+    installed.use("theirs", 0.25)
     for left_out in (1, 3, 7):
         assert "nothing within" in refusal()
         assert "nothing within" in refusal() and theirs().remote._left_s == 0.0  # left out, and not asked
