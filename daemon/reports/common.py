@@ -1,4 +1,4 @@
-"""What every report shares: who may see what, the reason's words, whose job a record is about.
+"""Who may see what of a job.
 
 Promise: a record of another user's job holds its public fields (id, state, number of GPUs) and None everywhere else;
 where Slurm's PrivateData hides jobs there is no such record.

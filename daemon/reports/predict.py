@@ -1,7 +1,4 @@
-"""What a job would do at other sizes, beside what it was measured to do: the records of `selastic predict`.
-
-Limit: daemon/prediction fills them; the command line reads them, and needs no optimizer for that.
-"""
+"""How right predictions have been: `selastic predict --errors`."""
 
 from __future__ import annotations
 

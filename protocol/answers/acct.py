@@ -1,8 +1,4 @@
-"""What every job has had: a row for each size, the rows of `selastic acct`. Kept after Slurm has forgotten the job.
-
-Promise: GPU-hours and rates are of the row alone, cut nowhere. Limit: a row begins when the supervisor said so; what a
-companion held before its workers were ready is in Slurm's accounting, not here.
-"""
+"""The rows of `selastic acct`: one for each size that a job has had. Filled by daemon/reports/acct.py."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""What every report shares: who may see what, the reason's words, whose job a record is about.
-
-Promise: a record of another user's job holds its public fields (id, state, number of GPUs) and None everywhere else;
-where Slurm's PrivateData hides jobs there is no such record.
-Limit: the viewer is taken at its word; the API says who it is.
-"""
+"""What all answers about jobs have in common: whose job it is, its id as Slurm shows it, the words of reasons, and the
+sentence about jobs that are not known."""
 
 from __future__ import annotations
 

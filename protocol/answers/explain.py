@@ -1,7 +1,6 @@
-"""Why a job has what it has: the facts of `selastic explain`, gathered; the words are the command line's.
+"""The facts of `selastic explain`. Filled by daemon/reports/explain.py; the words are the command line's.
 
-Promise: outcome, cause, evidence, cost and what is under way, each as recorded; None or an empty list where nothing
-was. Limit: the last decisions only; `events` has the whole story.
+Promise: None or an empty tuple where nothing was.
 """
 
 from __future__ import annotations

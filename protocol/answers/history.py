@@ -1,8 +1,4 @@
-"""The timeline of one job and the last plan of all of them: the rows of `selastic events` and `selastic plan`.
-
-Promise: as recorded, oldest event first. Limit: a plan row is the last stored decision of that job; unchanged ones are
-not stored again, so its time is when the decision was first taken.
-"""
+"""The rows of `selastic events` and `selastic plan`. Filled by daemon/reports/history.py."""
 
 from __future__ import annotations
 

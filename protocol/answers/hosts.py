@@ -1,8 +1,4 @@
-"""Pairs of hosts that did not reach each other: the rows of `selastic hosts`, and who may say that they do again.
-
-Promise: an admin sees and clears what everybody's jobs found out, a user what all jobs of theirs did.
-Limit: a user none of whose jobs runs or waits sees nothing.
-"""
+"""The rows of `selastic hosts`: pairs of hosts that did not reach each other. Filled by daemon/reports/hosts.py."""
 
 from __future__ import annotations
 

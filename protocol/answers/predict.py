@@ -1,7 +1,4 @@
-"""What a job would do at other sizes, beside what it was measured to do: the records of `selastic predict`.
-
-Limit: daemon/prediction fills them; the command line reads them, and needs no optimizer for that.
-"""
+"""The rows of `selastic predict`. Filled by daemon/prediction, those of its errors by daemon/reports/predict.py."""
 
 from __future__ import annotations
 

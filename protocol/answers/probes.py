@@ -1,7 +1,4 @@
-"""What `selastic probe` has found and selasticd remembers: the rows of its table.
-
-Promise: everybody sees what an admin has found for the site, and their own; an admin sees all.
-"""
+"""The rows of `selastic probe`, and of what selasticd remembers of them (daemon/reports/probes.py)."""
 
 from __future__ import annotations
 

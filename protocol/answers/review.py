@@ -1,10 +1,4 @@
-"""What the daemon would have done while it did not act, and what that would have brought: `selastic review`.
-
-Promise: each figure follows from stored decisions, held against what the job had at that moment; progress is the
-planner's own figure, and hours for which it had none are counted as unknown, not as nothing. Limit: a comparison, no
-simulation: had the first advice been followed, later ones would have been others. A decision counts as standing until
-the job's next one, also while the daemon was down.
-"""
+"""The rows of `selastic review`. Filled by daemon/reports/review.py, which says how its figures come about."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What every job has now: the rows of `selastic status`.
-
-Promise: numbers come from the store as they are; what nobody measured or said is None. Limit: Slurm is not asked, so a
-job is as old as the daemon's last round.
-"""
+"""The row that a job has in `selastic status`. Filled by daemon/reports/status.py; None is what nobody knows."""
 
 from __future__ import annotations
 

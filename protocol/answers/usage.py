@@ -1,9 +1,4 @@
-"""How jobs have gone over a window: what `selastic report` draws.
-
-Promise: allocations, pauses and measurements as recorded; a curve is the planner's model of the same measurements under
-the same prior, with its own uncertainty. Limit: jobs that the viewer may see in full, and no others; managed capacity
-is known for the moments at which a decision was stored, where Slurm hides others' jobs a decision on a job shown.
-"""
+"""What `selastic report` is made of: how jobs have gone over a window. Filled by daemon/reports/usage.py."""
 
 from __future__ import annotations
 

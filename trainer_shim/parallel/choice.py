@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,8 @@ SHARES = ("equal", "speed")
 FIXED_ORDER = "fixed order"
 """What join(deterministic=...) stands for."""
 DDP, FSDP = "job.wrap(strategy='ddp')", "job.wrap(strategy='fsdp')"
+ANY = sys.maxsize
+"""As many axes as a layout has."""
 
 
 class Row(NamedTuple):
@@ -39,7 +42,7 @@ class Row(NamedTuple):
 
 
 TOGETHER = (
-    Row("mean", DDP, axes=9, shares=SHARES),
+    Row("mean", DDP, axes=ANY, shares=SHARES),
     Row("mean", FSDP, axes=1, shares=SHARES),
     Row("mean", "job.replicate()", shares=SHARES),
     Row("mean", "job.shard()", shares=SHARES),
