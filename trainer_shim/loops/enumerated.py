@@ -80,7 +80,7 @@ def count(counter: Any) -> int:
 
 
 def moved(counter: enumerate[Any], by: int) -> bool:
-    """Whether the count has been moved: only where this Python has it at the place where CPython 3.10 to 3.14 do."""
+    """Whether the count has been moved: only where this Python has it at the place where CPython 3.10 to 3.13 do."""
     known: enumerate[Any] = enumerate((), START)
     if sys.implementation.name != "cpython" or _place_of(known).value != START:
         return False

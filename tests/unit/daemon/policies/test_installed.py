@@ -197,6 +197,17 @@ def test_failures_are_in_a_row_where_the_first_question_of_each_round_is_answere
         assert rounds_until_asked() == left_out
 
 
+def test_an_answer_that_took_all_the_time_is_a_failure_for_what_is_asked_next(install: Install) -> None:
+    """Also after an earlier failure, whose words would stand, and whose rounds it would not be left out of."""
+    install("theirs", PLANNER.format(body="def planner(p):\n    return [0] * len(p.choices)"))
+    installed.use("theirs", 30.0)
+    POLICIES["theirs"].begin_round()
+    theirs().remote.trouble, theirs().remote._left_s = "an earlier failure", -0.001
+    with pytest.raises(PolicyFailed, match="used up its 30 s"):
+        theirs().remote.utilities([1.0])
+    assert rounds_until_asked() == 1
+
+
 def test_a_policy_that_has_recovered_plans_again(install: Install, tmp_path: Path) -> None:
     """One failure is no end: the round after the next asks again, in a new process, and the trouble is over."""
     mark = tmp_path / "failed"
