@@ -156,7 +156,7 @@ OLD_DAEMON_VENV ?= build/$(OLD_PYTHON)-daemon
 test-torch: hooks-deps  ## the shim's tests on the oldest torch and Python that are promised (OLD_TORCH= OLD_PYTHON= OLD_VENV=)
 	@test -x $(OLD_VENV)/bin/python || $(OLD_PYTHON) -m venv $(OLD_VENV)
 	$(OLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check '$(OLD_TORCH)' 'numpy<2.3' \
-		'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'setuptools>=70.1'
+		'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'setuptools>=70.1' 'tqdm>=4.60'
 	$(OLD_VENV)/bin/python -m pytest --confcutdir=tests/unit -o pythonpath="packaging/namespace tests/support" \
 		--ignore=$(SHIM_TESTS)/adapters $(SHIM_TESTS) tests/unit/protocol/test_request.py tests/unit/protocol/test_codec.py
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import tomllib
+import tomli
 
 from slurm_elastic.daemon.probe.findings import settings_to_write
 from slurm_elastic.daemon.selasticd.settings import Settings
@@ -30,5 +30,5 @@ from slurm_elastic.protocol.messages import REFUSED, WORKS, Tried
 def test_settings(tried: list[Tried], settings: dict[str, Any], said: str) -> None:
     """Lines that selasticd takes, each with its reason."""
     text = "\n".join(settings_to_write(tried))
-    assert tomllib.loads(text) == ({"resizes": settings} if settings else {}) and said in text
+    assert tomli.loads(text) == ({"resizes": settings} if settings else {}) and said in text
     Settings(**settings)
