@@ -224,11 +224,17 @@ class Snapshot:
 
     def marked(self, site: Site) -> Snapshot:
         """With UNDER_NO_SWITCH among the flags of the nodes on which Slurm starts nothing for want of a switch. Nodes
-        that a job may not share with their holders are among those that it excludes."""
+        that a job may not share with their holders are among those that it excludes, and all nodes in use for a running
+        one where two jobs on a node were probed to see the same GPUs."""
         alone = self.nodes.keys() - site.switches.keys() if site.needs_switch else ()
         marks = {name: replace(self.nodes[name], flags=self.nodes[name].flags | {"UNDER_NO_SWITCH"}) for name in alone}
         shut = {name for name, rules in site.partitions.items() if rules.exclusive_user}
         jobs = self._beside_others(shut) if shut else {}
+        if site.probed:
+            used = tuple(node.name for node in self.nodes.values() if node.gpus_used)
+            for job in self.jobs.values():
+                if job.running and site.same_gpus(job.user, job.partition):
+                    jobs[job.job_id] = replace(job, excluded_nodes=(*job.excluded_nodes, *used))
         return replace(self, nodes={**self.nodes, **marks}, jobs={**self.jobs, **jobs}) if marks or jobs else self
 
     def _beside_others(self, shut: Collection[str]) -> dict[int, Job]:

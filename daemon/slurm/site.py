@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from slurm_elastic.protocol.errors import SlurmUnparsable
-from slurm_elastic.protocol.messages import NOT_TRIED, Tried
+from slurm_elastic.protocol.messages import NOT_TRIED, REFUSED, Tried
 
 from .accounting import WORD, PartitionUser, QosUser, SlurmLimit
 from .fair_share import ShareTree
@@ -120,6 +120,11 @@ class Site:
         """What counts for this user's jobs in a partition: the user's own findings before the site's."""
         own = {k: one for k, one in self.probed.get((user, partition), {}).items() if one.outcome != NOT_TRIED}
         return {**self.probed.get(("", partition), {}), **own} if self.probed else {}
+
+    def same_gpus(self, user: str, partition: str) -> bool:
+        """Whether two jobs of this user's on one node were seen to get the same GPUs."""
+        gpus = self.found(user, partition).get("gpus")
+        return gpus is not None and gpus.outcome == REFUSED
 
     def accounts(self, account: str) -> list[str]:
         """An account, then those above it."""

@@ -609,6 +609,19 @@ def test_what_was_probed_decides_how_a_job_grows_and_shrinks(tmp_path: Path) -> 
     world.store.close()
 
 
+@pytest.mark.parametrize(("gpus", "size"), [("refused", 6), ("works", 10), ("not tried", 10)])
+def test_a_job_grows_onto_no_node_in_use_where_two_jobs_see_the_same_gpus(tmp_path: Path, gpus: str, size: int) -> None:
+    """Of three nodes its own is half free, another one is half in use, and one is idle."""
+    world = World(tmp_path, nodes=3)
+    world.store.probes.save(ProbeRow("", "main", 1.0, (Tried("gpus", gpus, "both see 0"),)))
+    world.slurm.submit(Component(1, 2), required_nodes=("n2",))
+    job = world.elastic(1, 2, "elastic:gpus=2-24,batch=240-3840")
+    world.settle()
+    world.settle()
+    assert job.gpus == size
+    world.store.close()
+
+
 def test_what_a_user_probed_counts_for_that_users_jobs(tmp_path: Path) -> None:
     """Whom companions are refused does not grow, and is told in the site's words; others do."""
     world = World(tmp_path)
