@@ -13,7 +13,8 @@ def test_a_node_given_back_waits_for_its_epilog(site: SiteCluster, monkeypatch: 
     with live_daemon(site.sandbox, monkeypatch, 'release_by = "job"') as selasticd:
         job = selasticd.submit("-N1", "--gres=gpu:a100:4")
         selasticd.settles_at(job, 12)
-        assert [len(companion.nodes) for companion in selasticd.companions()] == [1, 1]
+        before = {companion.job_id: companion.nodes for companion in selasticd.companions()}
+        assert [len(nodes) for nodes in before.values()] == [1, 1]
         filler = selasticd.rigid(5)
         wait_until(lambda: selasticd.jobs()[filler].running, 60, selasticd.log)
         site.epilog_takes(4)
@@ -21,7 +22,10 @@ def test_a_node_given_back_waits_for_its_epilog(site: SiteCluster, monkeypatch: 
         wait_until(lambda: selasticd.jobs()[rigid].running, 60, selasticd.log)
         started = selasticd.jobs()[rigid]
         selasticd.settles_at(job, 8)
-        [(node, ended)] = [(node, at) for kind, node, _, at in site.epilogs() if kind == "end"]
+        # One that was withdrawn while the job grew has had its Epilog, too.
+        [gone] = before.keys() - {companion.job_id for companion in selasticd.companions()}
+        [(node, ended)] = [(node, at) for kind, node, of, at in site.epilogs() if (kind, of) == ("end", gone)]
+        assert before[gone] == (node,), site.epilogs()
         assert started.nodes == (node,) and started.start_time is not None
         assert started.start_time >= int(ended)
         assert "shrink" not in selasticd.events(job)
