@@ -75,3 +75,5 @@ def check_size(gpus: int, nodes: int, batch: int) -> None:
     """PlanInputError for a configuration that no job can have."""
     if gpus < 1 or nodes < 1 or batch < 1:
         raise PlanInputError(f"{gpus} GPUs on {nodes} nodes at batch {batch}: all three must be 1 or more")
+    if nodes > gpus:
+        raise PlanInputError(f"{gpus} GPUs on {nodes} nodes: each node has at least one of a job's GPUs")

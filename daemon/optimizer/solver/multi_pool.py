@@ -63,7 +63,7 @@ def solve_pools(
         check_capacity(k)
     if not options:
         return Solution((), 0.0)
-    _check(options, labels)
+    _check(options, labels, len(capacity))
     values = np.array([choice.value for row in options for choice in row], dtype=np.float64)
     scale = scale_for(float(abs(values).max()), len(options))
     scaled = values * scale
@@ -93,8 +93,12 @@ def solve_pools(
     return Solution(tuple((base - starts[:-1]).tolist()), value, gap, price, hidden(value))
 
 
-def _check(options: Sequence[Sequence[PoolChoice]], labels: Sequence[str]) -> None:
-    """PlanInputError for what is no size, no value or no list."""
+def _check(options: Sequence[Sequence[PoolChoice]], labels: Sequence[str], pools: int) -> None:
+    """PlanInputError for what is no size, no value, no list, or not as many sizes as there are pools."""
+    for j, choice in ((j, choice) for j, row in enumerate(options) for choice in row if len(choice.gpus) != pools):
+        shown = " + ".join(map(str, choice.gpus))
+        words = f"a choice of {shown or 'no'} GPUs is of {len(choice.gpus)} pools, and there are {pools}"
+        raise PlanInputError(f"{name(labels, j)}: {words}; accepted: one size for each pool")
     try:
         sizes = np.array([choice.gpus for row in options for choice in row], dtype=np.float64)
         fine = acceptable(sizes, np.array([choice.value for row in options for choice in row], dtype=np.float64))

@@ -328,6 +328,7 @@ def test_reports_from_several_nodes_are_believed_less_than_those_from_one() -> N
         ({"step_time_s": 1e-300}, "step time 1e-300 s at 2 GPUs is not between"),
         ({"batch": 10**30}, r"1e\+30 GPUs, nodes or samples"),
         ({"gpus": 0}, "must be 1 or more"),
+        ({"nodes": 3}, "2 GPUs on 3 nodes: each node has at least one of a job's GPUs"),
         ({"micro_batch": 0}, "micro batch 0"),
         ({"weight": -1.0}, "weight -1.0"),
         ({"comm_share": 1.0}, "share 1.0 of communication at 2 GPUs is not between 0 and 0.99"),
@@ -350,7 +351,11 @@ ANYTHING = st.builds(
 
 
 @settings(max_examples=200)
-@given(st.lists(ANYTHING, min_size=1, max_size=6), st.sampled_from([DEFAULT, ASSUMED]), st.booleans())
+@given(
+    st.lists(ANYTHING.filter(lambda o: o.nodes <= o.gpus), min_size=1, max_size=6),
+    st.sampled_from([DEFAULT, ASSUMED]),
+    st.booleans(),
+)
 def test_whatever_is_accepted_makes_a_model_of_finite_numbers(
     rows: list[Observation], prior: Prior, together: bool
 ) -> None:
@@ -377,5 +382,7 @@ def test_no_reports_are_refused() -> None:
     with pytest.raises(PlanInputError, match="at least one"):
         fit([])
     model: ThroughputModel = fit([observe(1, 1, 8)])
+    with pytest.raises(PlanInputError, match="1 GPUs on 2 nodes"):
+        model.step_time(1, 2, 8)
     with pytest.raises(PlanInputError, match="1 or more"):
         model.step_time(0, 1, 8)

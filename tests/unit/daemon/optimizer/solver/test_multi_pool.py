@@ -258,6 +258,9 @@ def test_limits_and_capacities_of_any_size_are_kept() -> None:
         (PoolChoice((1, 2), 1e308), "job 1: value 1e\\+308 at 1 \\+ 2 GPUs is too large"),
         (PoolChoice((1, 2), 10**400), "job 1: value 1000"),
         (PoolChoice((10**400, 2), 1.0), "job 1: 1000.* GPUs is no size"),
+        (PoolChoice((1,), 1.0), "job 1: a choice of 1 GPUs is of 1 pools, and there are 2; accepted: one size"),
+        (PoolChoice((1, 2, 0), 1.0), "job 1: a choice of 1 \\+ 2 \\+ 0 GPUs is of 3 pools, and there are 2"),
+        (PoolChoice((), 1.0), "job 1: a choice of no GPUs is of 0 pools"),
     ],
 )
 def test_bad_choices_in_several_pools_are_refused(choice: PoolChoice, words: str) -> None:
@@ -268,6 +271,8 @@ def test_bad_choices_in_several_pools_are_refused(choice: PoolChoice, words: str
         solve_pools([[PoolChoice((0, 0), 0.0)]], [4, math.nan], ["1"])  # type: ignore[list-item]
     with pytest.raises(PlanInputError, match="job 2 has no choice at all"):
         solve_pools([[PoolChoice((0, 0), 0.0)], []], [4, 4], ["1", "2"])
+    with pytest.raises(PlanInputError, match="job 1: a choice of 0 \\+ 0 GPUs is of 2 pools, and there are 3"):
+        solve_pools([[PoolChoice((0, 0), 0.0)]], [4, 4, 4], ["1"])
     assert solve_pools([], [4, 4], []).choice == ()
 
 
