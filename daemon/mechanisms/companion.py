@@ -92,7 +92,8 @@ def _unfollowed(job: ElasticJob) -> str:
 
 def _barred(base: Job, site: Site) -> str:
     partition = base.partition.split(",")[0]
-    closed = site.partitions[partition].closed(base.account, base.qos) if partition in site.partitions else ""
+    rules = site.partitions.get(partition)
+    closed = rules.closed(site.listed_as(base.account), base.qos) if rules is not None else ""
     if closed:
         return f"partition {partition} {closed}"
     if site.bars_companion_qos(base.account, base.user, base.partition):

@@ -115,6 +115,7 @@ class CommandClient(SlurmClient):
             switches = site.switches(self._shown("show", "topology"))
         return Site(
             *(at, known.limits, known.parents, kept, switches),
+            holds_those_below=self.release() >= site.ACCOUNTS_HOLD_THOSE_BELOW,
             needs_switch=bool(switches) and self.release() < site.STARTS_UNDER_NO_SWITCH,
             power_saving=site.saves_power(config),
             can_suspend=site.can_suspend(config),

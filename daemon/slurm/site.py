@@ -6,7 +6,7 @@ Limit: of a topology only trees are known.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -21,6 +21,8 @@ BF_INTERVAL_S = 30.0
 """Slurm's own default."""
 STARTS_UNDER_NO_SWITCH = (25, 5)
 """The first release that may. 22.05 and 24.11 leave jobs for a node under no switch waiting; 26.05 starts them."""
+ACCOUNTS_HOLD_THOSE_BELOW = (23, 2)
+"""The first release where a partition's list of accounts counts for all accounts below these, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +59,16 @@ class PartitionRules:
     suspends: bool = False
     """Slurm puts its nodes to sleep that have been idle for a while."""
 
-    def closed(self, account: str, qos: str) -> str:
-        """Why it takes no job with these now; empty: it does."""
+    def closed(self, accounts: Sequence[str], qos: str) -> str:
+        """Why it takes no job with these now; empty: it does. accounts: `Site.listed_as` of the job's."""
         if self.state != "UP":
             return f"is {self.state}"
-        for kind, name, only, never in (
-            ("account", account, self.accounts, self.no_accounts),
-            ("QOS", qos, self.qos, self.no_qos),
+        for kind, names, only, never in (
+            ("account", accounts, self.accounts, self.no_accounts),
+            ("QOS", [qos], self.qos, self.no_qos),
         ):
-            if name and (name in never or (only is not None and name not in only)):
-                return f"does not take {kind} {name}"
+            if any(names) and not (never.isdisjoint(names) and (only is None or not only.isdisjoint(names))):
+                return f"does not take {kind} {names[0]}"
         return ""
 
     def unfit(self, nodes: int) -> str:
@@ -94,6 +96,8 @@ class Site:
     can_suspend: bool = False
     """It has a program for that."""
     partitions: Mapping[str, PartitionRules] = field(default_factory=dict)
+    holds_those_below: bool = False
+    """A partition's list of accounts counts for all accounts below these, too."""
     partition_qos: Mapping[str, str] = field(default_factory=dict)
     """Partition -> the QOS whose limits all its jobs have, for partitions with one."""
     partition_users: frozenset[PartitionUser] = frozenset()
@@ -125,6 +129,12 @@ class Site:
         """Whether two jobs of this user's on one node were seen to get the same GPUs."""
         gpus = self.found(user, partition).get("gpus")
         return gpus is not None and gpus.outcome == REFUSED
+
+    def listed_as(self, account: str) -> list[str]:
+        """By which names a partition's lists mean an account, its own first; none where that is not known."""
+        if not self.holds_those_below:
+            return [account]
+        return self.accounts(account) if account in self.parents else []
 
     def accounts(self, account: str) -> list[str]:
         """An account, then those above it."""

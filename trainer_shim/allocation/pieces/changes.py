@@ -11,7 +11,7 @@ from slurm_elastic.protocol.messages import ENDING, Piece, Resize
 from . import events
 from .actions import CancelCompanion, DropCompanions, Print, SubmitCompanion
 from .events import CompanionTimer, SuspendedTimer
-from .holding import Handlers, Holding, Part
+from .holding import Handlers, Holding, Part, some
 from .table import ADDED, Change, State, nodes_of
 
 SUSPENDED_S = 4.0
@@ -69,7 +69,7 @@ class Changes(Part[Holding]):
     def _recall(self, change: Change, why: str) -> None:
         """Undo it, or ask the framework to where that has begun to go over."""
         if not change.begun:
-            self._context.undo(why, "withdrawn")
+            self._context.undo(self._with_late(why), "withdrawn")
         elif not change.recalled:
             change.recalled = why
             self._context.emit(events.ChangeRecalled())
@@ -166,7 +166,12 @@ class Changes(Part[Holding]):
         if change is not None and context.nodes.of(State.ASKED):
             context.undo(f"Slurm granted no companion within {change.wait_s:.0f} s", "withdrawn")
         elif change is not None and not change.begun:
-            context.undo(f"the new workers were not ready within {context.limits.warm_up_s:.0f} s")
+            why = f"the new workers were not ready within {context.limits.warm_up_s:.0f} s"
+            context.undo(self._with_late(why))
+
+    def _with_late(self, why: str) -> str:
+        late = self._context.late()
+        return f"{why}; not ready: {some(late)}" if late else why
 
     # --- what Slurm takes -------------------------------------------------------------------------------------
 

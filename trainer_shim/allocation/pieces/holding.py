@@ -9,7 +9,7 @@ one, says with `settled` and `over` when pieces may change, and answers PiecesRe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +22,16 @@ from .table import ADDED, IN_USE, THERE, Change, NodeKey, NodeTable, State, join
 
 Handlers = Mapping[type[Any], Callable[[Any], None]]
 """What a part does about each kind of event that it subscribes to."""
+
+
+MOST_NAMED = 3
+"""What a sentence names of many."""
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of them, and how many more."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +258,10 @@ class Holding:
         """These nodes are in use no more."""
         self.quit(sorted(left))
         self.retain()
+
+    def late(self) -> list[str]:
+        """The names of what the change adds and is not ready."""
+        return [node for _, node in self.nodes.of(State.STARTING, State.TRYING)]
 
     def undo(self, why: str, phase: str = "failed", unreached: tuple[Unreached, ...] = ()) -> None:
         """Undo the change under way, if there is one: the job goes on with the pieces that it has."""

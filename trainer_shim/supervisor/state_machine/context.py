@@ -264,6 +264,10 @@ class SupervisorContext(Holding):
         self.timers.cancel(RollBackTimer(0))
         return super().go_over()
 
+    def late(self) -> list[str]:
+        workers = self.workers_on(self.nodes.of(*ADDED))
+        return [*super().late(), *(worker.name for worker in workers if not worker.ready)]
+
     def undo(self, why: str, phase: str = "failed", unreached: tuple[Unreached, ...] = ()) -> None:
         """Undo it for the workers, too: those of the coming world alone are killed, the others are told to stay."""
         change, switch = self.change, self.switch

@@ -13,7 +13,7 @@ from slurm_elastic.protocol.json_lines import Message
 
 from ...allocation.pieces.actions import Print
 from ...allocation.pieces.events import Registered
-from ...allocation.pieces.holding import Handlers, Part
+from ...allocation.pieces.holding import Handlers, Part, some
 from .. import hangs
 from . import events
 from .actions import AskStacks, ForwardReport, Send
@@ -30,8 +30,6 @@ STALLED_SAVE_S = 20.0
 """How long rank 0 of a world that is to be ended may write what it has."""
 MOST_ENDS, ENDS_WITHIN_S = 3, 86400.0
 """So many worlds are ended for a hang in that time; after that it is only said."""
-MOST_NAMED = 3
-"""Workers that a sentence names."""
 
 
 class WorkerMessages(Part[SupervisorContext]):
@@ -98,8 +96,7 @@ class WorkerMessages(Part[SupervisorContext]):
         given = [rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) else []
         names = [awaited[rank] for rank in given if 0 <= rank < len(awaited)]
         names = [name for name in names if coming is None or name not in members] or names  # survivors come last
-        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        return f": {', '.join(names[:MOST_NAMED])}{more} did not come" if names else ""
+        return f": {some(names)} did not come" if names else ""
 
     def _relay(self, worker: Worker, generation: int, message: Message) -> None:
         """Only rank 0 of a world that is coming opens a store."""

@@ -206,7 +206,23 @@ def test_what_partitions_ask_of_their_jobs_is_read() -> None:
 )
 def test_a_partition_that_takes_no_further_job_is_known(rules: PartitionRules, why: str) -> None:
     """By its state, accounts and QOS."""
-    assert rules.closed("lab", "normal") == why
+    assert rules.closed(["lab"], "normal") == why
+
+
+@pytest.mark.parametrize(
+    ("rules", "before", "since"),
+    [
+        (PartitionRules(accounts=frozenset({"faculty"})), "does not take account lab", ""),
+        (PartitionRules(no_accounts=frozenset({"faculty"})), "", "does not take account lab"),
+        (PartitionRules(accounts=frozenset({"lab2"})), "does not take account lab", "does not take account lab"),
+    ],
+)
+def test_a_partition_takes_accounts_below_those_it_lists(rules: PartitionRules, before: str, since: str) -> None:
+    """Since 23.02. Where it is not known which are below which, Slurm will say."""
+    parents = {"lab": "department", "department": "faculty", "faculty": "root"}
+    assert rules.closed(Site(parents=parents).listed_as("lab"), "normal") == before
+    assert rules.closed(Site(parents=parents, holds_those_below=True).listed_as("lab"), "normal") == since
+    assert rules.closed(Site(holds_those_below=True).listed_as("lab"), "normal") == ""
 
 
 @pytest.mark.parametrize(

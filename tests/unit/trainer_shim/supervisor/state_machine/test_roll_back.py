@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
-from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.trainer_shim.allocation.pieces.actions import DropCompanions, Tell
-from slurm_elastic.trainer_shim.allocation.pieces.events import AgentLost, CompanionGranted, NodeTerminating
+from slurm_elastic.trainer_shim.allocation.pieces.events import AgentLost, CompanionGranted, NodeTerminating, ResizeCame
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Kill, Send, Spawn
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import WorkerExit
@@ -57,6 +57,24 @@ def test_joiner_dies_after_the_agreement() -> None:
     assert (drive.context.mode, drive.context.pieces, drive.context.batch) == (Mode.RUNNING, (BASE,), 64)
     assert len(drive.every(Spawn)) == spawned
     assert DropCompanions(1) in drive.done
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+@pytest.mark.parametrize(("there", "named"), [(0, "n3"), (1, "11.n3.1")])
+def test_who_is_not_ready_in_time_is_named(there: int, named: str, withdrawn: bool) -> None:
+    """An agent that does not come, or a worker that stands still while it warms up; when selasticd takes the growth
+    back, which it does first, or when the supervisor's own time for it is over."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    if there:
+        drive.ready(drive.agents_up(COMPANION)[:1])
+    if withdrawn:
+        drive(ResizeCame(Resize(1, 10, (), (Shape(1, 1),), 1, 64, "grow_idle", 30.0, withdrawn=True)))
+    else:
+        drive.wait(1000.0)
+    [detail] = [tell.said.detail for tell in drive.every(Tell) if tell.said.what in ("failed", "withdrawn")]
+    assert detail.endswith(f"; not ready: {named}")
 
 
 @pytest.mark.parametrize("missing", [[0, 1, 2, 3, 4], [4], [4, 99, -1, True, "x"]])
