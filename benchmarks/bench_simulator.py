@@ -20,6 +20,7 @@ from pathlib import Path
 import _setup  # noqa: F401
 from evolution import EvolutionPlanner
 from feedback import simulate_feedback
+from made_up_month import month as made_up_month
 from pollux_artifact import NCF_BATCH
 from public_data import load_profiles
 
@@ -37,6 +38,7 @@ from slurm_elastic.daemon.simulator.traces.formats import TraceJob, read
 
 ENDINGS = {"epochs": ("epochs",), "quality": ("quality",), "half": ("epochs", "quality")}
 CONCAVE = (DEFAULT_POLICY, "log-throughput", "log-goodput")
+MONTH_S = 60.0
 LEARNING, NEEDLESS = 0.041, 0.01
 """The goals: what learning may cost of the mean (half of what it cost: 2,318 s against 2,142), and the share of running
 jobs that noise alone may move in a decision."""
@@ -76,6 +78,17 @@ def speed(quick: bool) -> None:
             counts = f"{outcome.decisions:>6} decisions  {outcome.events:>6} events"
             came = f"mean completion {row.mean_s:.0f} s, {row.restarts:.2f} restarts a job"
             print(f"  {policy:<14} {when:<22} {spent:>7.2f} s  {counts}  {came}  {digest(outcome)}", flush=True)
+
+
+def month() -> None:
+    """A month of sacct as a director would try it: 2,000 jobs of 40 users on 128 GPUs."""
+    jobs, settings = read(made_up_month()), SimulationSettings(128, 8, fairness="account")
+    print(f"a month of sacct, {len(jobs)} jobs on 128 GPUs, CPU seconds of one core; goal: {MONTH_S:.0f} s")
+    for policy in ("backfill", "fixed-batch", "throughput", DEFAULT_POLICY):
+        start = time.process_time()
+        outcome, _ = simulate(jobs, builtin(), policy, settings, "balanced")
+        spent, row = time.process_time() - start, summary(outcome)
+        print(f"  {policy:<14} {spent:>7.2f} s  {outcome.decisions:>6} decisions  mean completion {row.mean_s:.0f} s")
 
 
 def workload(data: Path | None, quick: bool) -> None:
@@ -223,11 +236,15 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="smaller and fewer")
     parser.add_argument("--data", type=Path, help="folder with profiles/ and workloads/")
     parser.add_argument("--first-sizes", action="store_true", help="only what first_size does; needs --data")
+    parser.add_argument("--month", action="store_true", help="only a month of sacct")
     parser.add_argument("--price", type=int, default=0, help="only the price of learning, with so many seeds")
     args = parser.parse_args()
     gc.disable()  # as selastic simulate does
     if (args.price or args.first_sizes) and args.data is None:
         parser.error("--price and --first-sizes need --data")
+    if args.month:
+        month()
+        return 0
     if args.first_sizes:
         first_sizes(args.data)
         return 0

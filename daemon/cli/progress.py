@@ -15,11 +15,14 @@ FIRST_S = 1.0
 EVERY_S = 0.2
 """Seconds between two drawings."""
 BAR = 30
-"""Characters of the bar."""
+"""Most characters of the bar: it gives way to what is said beside it."""
+LEAST_SHARE = 0.02
+"""Of all that is to be done, before the time left is told."""
 
 
 class Progress:
-    """`auto [########......] 12,345 of 24,736 jobs have ended, 0:41`, drawn over itself until its block ends."""
+    """`auto [########......] 12,345 of 24,736 jobs have ended, 0:41, about 0:40 left`, drawn over itself until its
+    block ends."""
 
     def __init__(self, name: str, what: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self.name, self.what, self.stream, self.clock = name, what, stream, clock
@@ -32,10 +35,13 @@ class Progress:
         if now < self.due:
             return
         self.due = now + EVERY_S
-        minutes, seconds = divmod(int(now - self.began), 60)
-        full = BAR * done // max(1, of)
-        line = f"{self.name} [{'#' * full}{'.' * (BAR - full)}] {done:,} of {of:,} {self.what}, {minutes}:{seconds:02}"
-        self._draw(line[: shutil.get_terminal_size().columns - 1])
+        spent, share = now - self.began, done / max(1, of)
+        said = f"{done:,} of {of:,} {self.what}, {_clock(spent)}"
+        said += f", about {_clock(spent / share - spent)} left" if LEAST_SHARE <= share < 1 else ""
+        columns = shutil.get_terminal_size().columns - 1
+        bar = min(BAR, columns - len(f"{self.name} [] {said}"))
+        drawn = f" [{'#' * int(bar * share):.<{bar}}]" if bar > 0 else ""
+        self._draw(f"{self.name}{drawn} {said}"[:columns])
 
     def _draw(self, line: str) -> None:
         self.stream.write("\r" + line.ljust(self.drawn))
@@ -50,3 +56,7 @@ class Progress:
             self._draw("")
             self.stream.write("\r")
             self.stream.flush()
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"

@@ -142,7 +142,7 @@ def _before_room(inputs: Inputs, running_jobs: dict[int, RunningJob], places: Ma
     since = {name: gpus - known.get(name, 0) for name, gpus in unlisted.items() if gpus > known.get(name, 0)}
     # A job that is just starting still waits in this snapshot: what it seems to lack must not be taken from anyone.
     waiting = [need for need in waiting if not may_have_started(snapshot, need, since)] if since else waiting
-    weights = _weights(inputs, running_jobs, places)
+    weights = weights_of(inputs, running_jobs, places)
     factors = weights.factors
     givers = [s for s in running_jobs.values() if s.growing or (s.frozen is None and s.state.pinned is None)]
     givers = givers if waiting else []
@@ -185,7 +185,7 @@ def _by_pool(context: RoundContext, found: Iterable[Pool], places: Mapping[int, 
     return by_pool
 
 
-def _weights(inputs: Inputs, running_jobs: Mapping[int, RunningJob], places: Mapping[int, Pool]) -> Weights:
+def weights_of(inputs: Inputs, running_jobs: Mapping[int, RunningJob], places: Mapping[int, Pool]) -> Weights:
     """Pool by pool. Jobs that may not be moved now count, too: the end of a cooldown changes nobody's weight."""
     grouping, power = _grouping(inputs), inputs.settings.shorter_first
     by_pool: dict[str, list[RunningJob]] = {}

@@ -19,6 +19,7 @@ from ..actions.action import Begin, Close, Resume
 from ..capacity.roster import Roster
 from ..optimizer.job_view import Model
 from ..planner import JobState, Plan
+from ..planner.decide import weights_of
 from ..planner.waiting.first_sizes import Changed
 from ..services.base import ACT, Observation
 from ..services.elastic.jobs import ElasticProposal
@@ -34,8 +35,11 @@ SWITCH = PROGRESS + 1
 """The kind of event at which the GPUs that a growth waited for can be used."""
 GAP_S = 1.0
 """Shortest time between two decisions, as selasticd is shipped (min_round_gap_s)."""
-ROUND_S = 60.0
-"""Longest time between two decisions while elastic jobs train: what a large batch is worth changes without an event."""
+LOOK_S, MOST_LOOK_S = 240.0, 900.0
+"""While elastic jobs train, from a decision to the first look whether the plan would be another though nothing has
+happened; each further look comes after twice as long, up to the second."""
+PHASE_S = 60.0
+"""Until a look at a job whose training has come to another phase, or has measured another size."""
 
 
 class Elastic(Simulation):
@@ -53,6 +57,10 @@ class Elastic(Simulation):
         self.cluster, self.states = Cluster(jobs, self.nodes), JobStates(settings)
         self.site, self.resizes = Site(), 0
         self.resubmitted: dict[int, Changed] = {}
+        self.happened, self.rest = False, float("inf")
+        """Since the last decision: whether anything has, and when a job's rest ends."""
+        self.plan: Plan | None = None
+        """The last."""
         self.without, self.why = 0, ""
         """Decisions that the policy left to the built-in one, and the first reason."""
         self.handlers[SWITCH] = self._switch
@@ -91,12 +99,24 @@ class Elastic(Simulation):
     def history(self, job_id: int) -> Sequence[EventRow]:
         return ()
 
+    def _progress(self, i: int, version: int) -> None:
+        super()._progress(i, version)
+        if i + 1 in self.states.stale:  # another phase: a large batch is worth something else
+            super()._want_decision(self.now + PHASE_S)
+
+    def _want_decision(self, not_before: float = 0.0) -> None:
+        self.happened = True
+        super()._want_decision(not_before)
+
     def _decide(self) -> None:
-        self.decisions += 1
-        self.decided_at = self.now
         if self.settings.learned:
             self.states.learn(((i + 1, job) for i, job in self.running.items() if job.elastic), self.now)
-        resized, rest = False, float("inf")
+        if self._as_before():
+            self._look_again()
+            return
+        self.decisions += 1
+        self.decided_at, self.happened, self.rest = self.now, False, float("inf")
+        resized = False
         for _, seen, proposal in self.services.proposals(self.observation()):
             sizes = dict[int, Size]()
             for action in proposal.actions if seen.settings.mode == ACT else ():
@@ -108,8 +128,7 @@ class Elastic(Simulation):
                     sizes[action.job_id] = action.size
                 resized = resized or isinstance(action, (Begin, Close))
             if isinstance(proposal, ElasticProposal):
-                room, rest = self._follow(proposal.plan)
-                sizes |= room
+                sizes |= self._follow(proposal.plan)
             self._resubmit(sizes)
         self._backfill()
         for i in self.waiting if self.settings.drop else ():
@@ -117,20 +136,36 @@ class Elastic(Simulation):
         self._drop_the_waiting()
         if resized:
             self._want_decision(self.now + GAP_S)
-        self._want_decision(rest)
-        if self.states.of:
-            self._want_decision(self.now + max(ROUND_S, self.settings.interval_s))
+        super()._want_decision(self.rest)
+        self._look_again()
 
-    def _follow(self, plan: Plan) -> tuple[dict[int, Size], float]:
-        """Note that a policy gave no plan; sizes of jobs whose room is there now, and when a job's rest next ends."""
+    def _as_before(self) -> bool:
+        """Whether nothing has come, gone, rested or changed its speed since the last decision, and no job counts for
+        another part than then: the plan would be the same."""
+        if self.happened or self.plan is None or self.states.stale or self.now >= self.rest or self.resubmitted:
+            return False
+        decisions = self.plan.decisions
+        assert decisions is not None
+        context = decisions.context
+        inputs = replace(context.inputs, now=self.now)
+        return weights_of(inputs, context.running_jobs, decisions.pools).factors == context.weights.factors
+
+    def _look_again(self) -> None:
+        if self.states.of:
+            first = PHASE_S if self.settings.learned else LOOK_S  # what it has measured is there half a minute later
+            since = max(self.now - self.decided_at, first, self.settings.interval_s)
+            super()._want_decision(self.now + min(MOST_LOOK_S, since))
+
+    def _follow(self, plan: Plan) -> dict[int, Size]:
+        """Note that a policy gave no plan, and when a job's rest next ends; sizes of jobs whose room is there now."""
         if plan.fell_back:
             self.without += 1
             self.why = self.why or plan.fell_back
         assert plan.decisions is not None
         running_jobs = plan.decisions.context.running_jobs.values()
         rests = (s.until for s in running_jobs if s.until is not None and s.until > self.now)
-        sizes = {job_id: size for job_id, size in plan.first.aims.items() if self.nodes.has(size.gpus)}
-        return sizes, min(rests, default=float("inf"))
+        self.plan, self.rest = plan, min(rests, default=float("inf"))
+        return {job_id: size for job_id, size in plan.first.aims.items() if self.nodes.has(size.gpus)}
 
     def _resubmit(self, sizes: Mapping[int, Size]) -> None:
         """Waiting jobs ask for other sizes from now on."""

@@ -14,8 +14,8 @@ from .engine import Outcome
 from .fairness import served
 from .jobs import SimulatedJob
 
-RECORDED = "recorded"
-"""The policy of an outcome that the trace itself tells."""
+RECORDED, BACKFILL = "recorded", "backfill"
+"""The policy of an outcome that the trace itself tells, and of what Slurm does with fixed sizes."""
 LEGEND = (
     "WAIT: mean time until a job first starts. MEAN to P99: from when it could start to its end. MAKESPAN: until the "
     "last has ended.\nUSED: share of the cluster's GPU time held until then. SPREAD: of it, on more nodes than needed."
@@ -180,8 +180,11 @@ def table(rows: Sequence[Summary], without: Collection[str] = ()) -> str:
 
 
 def gains(rows: Sequence[Summary]) -> list[str]:
-    """The last policy against the first, in sentences; empty with less than two, or where no job ended."""
-    first, last = rows[0], rows[-1]
+    """The last policy against backfill on the same cluster, or else against the first that is simulated, in sentences:
+    what was recorded may have been another cluster. Empty with less than two, or where no job ended."""
+    simulated = [row for row in rows if row.policy != RECORDED]
+    last = rows[-1]
+    first = next((row for row in simulated if row.policy == BACKFILL), simulated[0] if simulated else last)
     if first is last or not first.completed or not last.completed:
         return []
     lead = f"Under {last.policy} jobs end after {elapsed(last.mean_s)} in the mean, under {first.policy} after "

@@ -10,14 +10,18 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
+from slurm_elastic.protocol.text.times import elapsed
+
 from ..html.charts import (
     BELOW,
     COLOURS,
     WIDTH,
     Axis,
     Chart,
+    Mark,
     horizontal,
     hour_ticks,
+    label,
     line,
     path,
     rect,
@@ -29,6 +33,8 @@ from .engine import Outcome
 from .metrics import Summary, cells, gains, legend
 
 MOST_JOBS = 400
+ROW, NAMES = 28, 150
+"""Pixels of a bar of the first picture, and of the names and figures beside the bars."""
 STRETCHES = 160
 """Of time, over each of which a curve gives the mean: changes by the minute would be a smear."""
 DASHES = ("none", "7 3", "2 3", "9 3 2 3")
@@ -38,9 +44,13 @@ Points = list[tuple[float, float]]
 
 
 def page(
-    outcomes: Sequence[Outcome], rows: Sequence[Summary], notes: Sequence[str], without: Collection[str] = ()
+    outcomes: Sequence[Outcome],
+    rows: Sequence[Summary],
+    notes: Sequence[str],
+    without: Collection[str] = (),
+    unfit: str = "",
 ) -> str:
-    """The page's HTML."""
+    """The page's HTML. unfit: why the jobs look like those of another cluster."""
     end = max((o.end_s for o in outcomes), default=0.0) or 1.0
     gpus = outcomes[0].settings.gpus if outcomes else 1
     lanes = _lanes(outcomes)
@@ -48,7 +58,8 @@ def page(
     head, *lines = cells(rows, without)
     return render(
         "simulation.html",
-        gains=gains(rows),
+        gains=[*([unfit] if unfit else []), *gains(rows)],
+        times=_times([row for row in rows if row.completed]),
         head=head,
         rows=lines,
         legend=legend(rows),
@@ -67,6 +78,20 @@ def page(
             for outcome in outcomes
         ],
     )
+
+
+def _times(rows: Sequence[Summary]) -> Chart:
+    """A bar for each policy: the mean time from submission to end, of which a paler part is waiting."""
+    longest, height = max((row.mean_s for row in rows), default=1.0), ROW * len(rows)
+    x, marks = Axis(0, longest, NAMES, WIDTH - NAMES), list[Mark]()
+    for index, row in enumerate(rows):
+        top, waited = index * ROW, min(row.mean_wait_s, row.mean_s)
+        marks.append(label(NAMES - 8, top + 18, row.policy, "end"))
+        for start, end, dark, what in ((0.0, waited, "0.35", "waiting"), (waited, row.mean_s, "1", "running")):
+            width, title = x.at(end) - x.at(start), f"{row.policy}: {elapsed(end - start)} {what}"
+            marks.append(rect("c0", x.at(start), top + 3, width, ROW - 6, title, **{"fill-opacity": dark}))
+        marks.append(label(x.at(row.mean_s) + 8, top + 18, elapsed(row.mean_s)))
+    return Chart(WIDTH, height, "mean time from submission to end", marks)
 
 
 def _span(seconds: float) -> str:

@@ -36,6 +36,10 @@ class Program:
     """Where the law comes from: measured, declared or assumed; printed with every result that rests on it."""
     _speeds: dict[tuple[int, int, int], float] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[Callable[[str], Program], tuple[str]]:
+        """Another process gets its name alone: what is made of a law is made where the simulation runs."""
+        return rigid, (self.name,)
+
     def throughput(self, gpus: int, nodes: int, batch: int) -> float:
         """Samples per second, accumulating where the slice of one GPU exceeds the largest micro batch."""
         key = gpus, nodes, batch

@@ -7,13 +7,14 @@ Limit: one policy at a time; what the simulation leaves out is said in `engine`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from ..optimizer.policies import POLICIES
 from .backfill import Backfill
 from .elastic import Elastic
 from .engine import Outcome, Watch, unwatched
 from .jobs import SimulatedJob, SimulationSettings, prepare
-from .metrics import RECORDED
+from .metrics import BACKFILL, RECORDED
 from .programs import BatchLadder, Program, rigid
 from .traces.formats import TraceJob
 
@@ -27,10 +28,10 @@ def simulate(
     watch: Watch = unwatched,
 ) -> tuple[Outcome, list[str]]:
     """(outcome, assumptions) of one policy over a trace; `watch` is told how far it is."""
-    if policy not in (*POLICIES, "backfill"):
+    if policy not in (*POLICIES, BACKFILL):
         raise ValueError(policy)
     jobs, assumptions = prepare(trace, programs, settings, declared)
-    if policy in ("backfill", "static"):
+    if policy in (BACKFILL, "static"):
         return Backfill(jobs, policy, settings).run(watch), assumptions
     return Elastic(jobs, policy, settings).run(watch), assumptions
 
@@ -57,11 +58,17 @@ def recorded(trace: Sequence[TraceJob], settings: SimulationSettings) -> Outcome
     return Outcome(RECORDED, settings, jobs, changes, 0, len(changes), max(job.end_s for job in jobs))
 
 
-def most_held(outcome: Outcome) -> int:
-    """The most GPUs held at one time."""
-    held, most, jobs = 0, 0, dict[str, int]()
-    for _, job, gpus, _ in outcome.changes:
-        held += gpus - jobs.get(job, 0)
-        jobs[job] = gpus
-        most = max(most, held)
-    return most
+def misfit(trace: Sequence[TraceJob], settings: SimulationSettings) -> str:
+    """Why the jobs look like those of another cluster, in a sentence; empty: they do not."""
+    known, gpus = [row for row in trace if row.wait_s >= 0], settings.gpus
+    starts = [(row.submit_s + row.wait_s, row.gpus) for row in known]
+    ends = [(row.submit_s + row.wait_s + row.duration_s, -row.gpus) for row in known]
+    most = max(accumulate(held for _, held in sorted(starts + ends)), default=0)
+    larger = sum(row.gpus > gpus for row in trace)
+    if larger:
+        why = f"{larger} of the jobs held more GPUs"
+    elif most > gpus or (len(known) == len(trace) and 2 * most < gpus):
+        why = f"the jobs held {most} GPUs at once at most, as recorded"
+    else:
+        return ""
+    return f"THIS CLUSTER, OF {gpus} GPUs, DOES NOT LOOK LIKE THAT OF THE JOBS: {why} (is --cluster right?)"

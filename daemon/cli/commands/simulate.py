@@ -16,14 +16,12 @@ from slurm_elastic.protocol.errors import ConfigError
 from slurm_elastic.protocol.request import ENDS
 
 if TYPE_CHECKING:
-    from ...simulator.engine import Outcome
+    from ...simulator.engine import Outcome, Watch
     from ...simulator.jobs import SimulationSettings
     from ...simulator.metrics import Summary
 
 DEFAULT_POLICIES = "backfill,fixed-batch,throughput,auto"
 """What Slurm does, the paper's baseline and objective, and what the daemon does by default."""
-BACKFILL = "backfill"
-"""What Slurm does, with fixed sizes: no policy of the daemon's."""
 FAIRNESS = ("job", "user", "account")
 EPILOG = """trace formats: our own CSV (job_id,submit_s,program,gpus[,batch,samples,duration_s,min_gpus,max_gpus,
 min_batch,max_batch,weight,wait_s,until,user,account]), and sacct's (-P or --json).
@@ -79,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from ...simulator import metrics, programs, replay
     from ...simulator.traces import formats
     from ..progress import Progress
+    from ..side_by_side import side_by_side
 
     if args.html:
         from ...simulator.page import page  # now: where jinja2 is missing nobody waits for a simulation first
@@ -91,21 +90,26 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--assume {args.assume}: accepted: {', '.join(sorted(known))}")
     settings = _settings(args)
     happened = replay.recorded(jobs, settings)
-    outcomes: list[Outcome] = [happened] if happened else []
-    notes: list[str] = []
+    policies = _policies(args.policy)
+
+    def simulated(policy: str, watch: Watch) -> tuple[Outcome, Summary, list[str]]:
+        outcome, assumed = replay.simulate(jobs, known, policy, settings, args.assume, watch)
+        return outcome, metrics.summary(outcome, args.window), assumed
+
     gc.disable()  # it would traverse all jobs again and again, and a simulation leaves no cycle behind but itself
     try:
-        for policy in _policies(args.policy):
-            with Progress(policy, "jobs have ended", sys.stderr) as progress:
-                outcome, notes = replay.simulate(jobs, known, policy, settings, args.assume, progress.show)
-            outcomes.append(outcome)
+        with Progress("simulating", "jobs have ended", sys.stderr) as progress:
+            made = side_by_side(policies, simulated, progress.show)
     finally:
         gc.enable()
-    notes = [*_conditions(outcomes, settings), *read.notes, *notes]
-    rows = [metrics.summary(outcome, args.window) for outcome in outcomes]
+    outcomes = [*([happened] if happened else []), *(outcome for outcome, _, _ in made)]
+    rows = [*([metrics.summary(happened, args.window)] if happened else []), *(row for _, row, _ in made)]
+    unfit = replay.misfit(jobs, settings)
+    notes = [*([unfit] if unfit else []), *_conditions(outcomes, settings), *read.notes, *made[-1][2]]
     if args.json:
         print(json.dumps(_document(outcomes, rows, notes, settings), indent=1))
     else:
+        print(f"{fill(unfit, 118)}\n\n" if unfit else "", end="")
         print(metrics.table(rows, _needless(args, rows)))
         print(metrics.legend(rows))
         print("".join(f"\n{sentence}" for sentence in metrics.gains(rows)))
@@ -116,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
             _print_jobs(outcomes)
     if args.html:
         try:
-            args.html.write_text(page(outcomes, rows, notes, _needless(args, rows)), encoding="utf-8")
+            args.html.write_text(page(outcomes, rows, notes, _needless(args, rows), unfit), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--html {args.html} cannot be written ({error.strerror})") from None
     return 0
@@ -145,8 +149,6 @@ def _conditions(outcomes: list[Outcome], settings: SimulationSettings) -> list[s
     from ...optimizer.policies import DEFAULT_POLICY
     from ...planner.running.cooldown import cooldown_s
     from ...planner.settings import PlannerSettings as Shipped
-    from ...simulator.metrics import RECORDED
-    from ...simulator.replay import most_held
 
     nodes = -(-settings.gpus // settings.gpus_per_node)
     if settings.cooldown_s is None:
@@ -178,9 +180,6 @@ def _conditions(outcomes: list[Outcome], settings: SimulationSettings) -> list[s
         found.insert(0, "NO JOB IS ELASTIC under these assumptions: policies differ in the queue's order alone")
     fallen = [outcome for outcome in outcomes if outcome.fell_back]
     found[:0] = [f"{one.policy} {one.fell_back}: {DEFAULT_POLICY} planned in its place" for one in fallen]
-    recorded = [outcome for outcome in outcomes if outcome.policy == RECORDED]
-    if recorded and (most := most_held(recorded[0])) > settings.gpus:
-        found.insert(0, f"RECORDED JOBS HELD {most} GPUs AT ONCE, the cluster has {settings.gpus}: see --cluster")
     return found
 
 
@@ -226,6 +225,7 @@ def _settings(args: argparse.Namespace) -> SimulationSettings:
 def _policies(text: str) -> list[str]:
     from ...planner.settings import PlannerSettings as Shipped
     from ...policies import installed
+    from ...simulator.metrics import BACKFILL
 
     wanted = [word.strip() for word in text.split(",") if word.strip()]
     for word in wanted:

@@ -24,6 +24,7 @@ from . import sacct
 from .job import TraceError, TraceJob, number
 
 __all__ = ["Trace", "TraceError", "TraceJob", "load", "number", "read", "write"]
+TOLD_AGAIN = "rows of jobs that were told before, as where months are put together"
 Reader = Callable[[dict[str, str]], TraceJob | str]
 """A job of a row, or what it is instead, "" for nothing to tell of. Raises ValueError or RequestError."""
 
@@ -54,14 +55,20 @@ def load(text: str, name: str = "trace") -> Trace:
     reader = _format(set(header))
     if reader is None:
         raise TraceError(f"{name}:1: {_unknown(lines[0], header)}")
-    rows = sacct.cells(lines, header) if separator == "|" else enumerate(csv.reader(lines[1:]), 2)
-    return _trace(((f"{name}:{line}", header, row) for line, row in rows if row), reader, name, [])
+    rows = (
+        sacct.cells(lines, header)
+        if separator == "|"
+        else ((line, header, row) for line, row in enumerate(csv.reader(lines[1:]), 2))
+    )
+    return _trace(((f"{name}:{line}", columns, row) for line, columns, row in rows if row), reader, name, [])
 
 
 def _trace(rows: Iterable[tuple[str, list[str], list[str]]], reader: Reader, name: str, unread: list[str]) -> Trace:
     """`rows`: (where, header, cells). Components of a heterogeneous job are one job, wherever they stand. `unread`: in
     words what cannot be read of sacct."""
     jobs, left_out = dict[str, TraceJob](), Counter[str]()
+    runs = dict[tuple[str, float, float], str]()
+    """Of each run, by JobID, submission and wait: its job."""
     for where, header, cells in rows:
         try:
             found = _job(where, header, cells, reader)
@@ -72,17 +79,23 @@ def _trace(rows: Iterable[tuple[str, list[str], list[str]]], reader: Reader, nam
             continue
         if isinstance(found, str):
             left_out.update([found] if found else [])
-        elif found.job_id in jobs and "+" in cells[header.index("JobID") if "JobID" in header else 0]:
-            before = jobs[found.job_id]
-            longest = max(before.duration_s, found.duration_s)
-            jobs[found.job_id] = replace(before, gpus=before.gpus + found.gpus, duration_s=longest)
+            continue
+        shown_id = cells[header.index("JobID")] if isinstance(reader, sacct.Reader) else found.job_id
+        run = shown_id, found.submit_s, found.wait_s
+        told = isinstance(reader, sacct.Reader) and run in runs
+        if told or (found.job_id in jobs and "+" in shown_id):
+            left_out[TOLD_AGAIN] += told
+            before = jobs[runs.setdefault(run, found.job_id)]
+            gpus, longest = before.gpus + (0 if told else found.gpus), max(before.duration_s, found.duration_s)
+            jobs[before.job_id] = replace(before, gpus=gpus, duration_s=longest)
         else:
             unique, times = found.job_id, 1
             while unique in jobs:  # sacct --duplicates tells each run of a requeued job
                 times += 1
                 unique = f"{found.job_id}#{times}"
             jobs[unique] = replace(found, job_id=unique)
-    notes = [f"{count} {reason}, left out" for reason, count in sorted(left_out.items())]
+            runs[run] = unique
+    notes = [f"{count} {reason}, left out" for reason, count in sorted(left_out.items()) if count]
     notes += [f"{sacct.some(unread)} that cannot be read, left out"] if unread else []
     if not jobs:
         hint = sacct.HINT if sacct.NO_GPU in left_out else ""

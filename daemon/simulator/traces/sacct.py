@@ -102,21 +102,26 @@ def complete(header: Iterable[str]) -> bool:
     )
 
 
-def cells(lines: Sequence[str], header: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """(line, cells) of the lines after the header; a break within a comment, where a line ends too early or holds no
-    cell of its own, is a blank."""
+def cells(lines: Sequence[str], header: list[str]) -> Iterator[tuple[int, list[str], list[str]]]:
+    """(line, header, cells) of the lines after the header, which may come again, with other columns, where months were
+    put together; a break within a comment, where a line ends too early or holds no cell of its own, is a blank."""
     ends = header[-1] in FREE_TEXT
     row, first = list[str](), 0
     for at, line in enumerate(lines[1:], 2):
         more = line.split("|")
+        if complete(more):
+            if row:
+                yield first, header, row
+            header, row, ends = more, [], more[-1] in FREE_TEXT
+            continue
         if row and (len(row) < len(header) or (ends and line and len(more) == 1)):
             row = [*row[:-1], f"{row[-1]} {more[0]}", *more[1:]]
             continue
         if row:
-            yield first, row
+            yield first, header, row
         row, first = (more, at) if line else ([], at)
     if row:
-        yield first, row
+        yield first, header, row
 
 
 def fitted(header: Sequence[str], row: list[str]) -> Iterator[list[str]]:
@@ -133,11 +138,14 @@ def fitted(header: Sequence[str], row: list[str]) -> Iterator[list[str]]:
 
 def from_json(text: str, name: str, unread: list[str]) -> Iterator[tuple[str, list[str], list[str]]]:
     """(where, columns, cells) of each job of `sacct --json`, as --parsable2 would print them; `unread` gets in
-    words what is no job. Raises TraceError for what is no list of jobs."""
+    words what is no job. Months may be put together. Raises TraceError for what is no list of jobs."""
+    jobs, rest, decoder = list[Any](), text.strip(), json.JSONDecoder()
     try:
-        jobs = json.loads(text)["jobs"]
-        if not isinstance(jobs, list):
-            raise TypeError("jobs is no list")
+        while rest:
+            document, end = decoder.raw_decode(rest)
+            if not isinstance(document["jobs"], list):
+                raise TypeError("jobs is no list")
+            jobs, rest = jobs + document["jobs"], rest[end:].lstrip()
     except (ValueError, KeyError, TypeError) as error:
         reason = f" ({error})" if isinstance(error, ValueError) else ""
         raise TraceError(f"{name}: not what sacct --json prints{reason}; expected an object with `jobs`") from None
@@ -192,11 +200,13 @@ def _or_none(text: str, column: str) -> float | None:
 
 
 def seconds(text: str, column: str) -> float:
-    """A time; local time is taken as it stands, so that a change of the clocks moves a few jobs by an hour."""
+    """A time; local time without an offset is taken as it stands, so that a change of the clocks moves a few jobs by an
+    hour."""
     if text.isdigit():  # SLURM_TIME_FORMAT=%s, and --json
         return float(text)
-    try:
-        return datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp()
+    try:  # with SLURM_TIME_FORMAT=%FT%T%z there is an offset, which Python 3.10 reads with a colon only
+        at = datetime.fromisoformat(re.sub(r"(:\d\d[+-]\d\d)(\d\d)$", r"\1:\2", text.replace("Z", "+00:00")))
+        return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
     except ValueError:
         raise ValueError(f"{column} is '{text}'; expected a time like 2026-11-20T13:20:41") from None
 

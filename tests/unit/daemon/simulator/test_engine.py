@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from simulations import LINEAR, QUIET, held_at_most, job, outcome, trace_of
 
-from slurm_elastic.daemon.simulator import engine
+from slurm_elastic.daemon.simulator import elastic, engine
 from slurm_elastic.daemon.simulator.engine import Outcome
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings
 from slurm_elastic.daemon.simulator.metrics import summary
@@ -198,3 +198,20 @@ def test_what_a_large_batch_is_worth_is_looked_at_between_events() -> None:
     risen_at = 0.1 * 1e6 / 100.0
     grown_at = next(at for at, _, gpus, _ in result.changes if gpus == 8)
     assert risen_at <= grown_at <= risen_at + 120.0
+
+
+def test_nothing_is_decided_where_nothing_changes_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two long trainings alone are looked at, and decided on only when one counts for more than before; jobs that come
+    and go end as soon, in the mean, as with a decision each minute."""
+    alone = [job("a", 0, 4, 3e7), job("b", 0, 4, 3e7)]
+    settings = SimulationSettings(gpus=8, pause_s=5.0)
+    rare = outcome(alone, "auto", settings)
+    assert rare.end_s > 30_000 and rare.decisions < 30
+    rows = [replace(row, submit_s=20 * row.submit_s, duration_s=20 * row.duration_s) for row in trace_of(30)]
+    few = outcome(rows, "auto", replace(settings, gpus=16))
+    monkeypatch.setattr(elastic, "LOOK_S", 60.0)
+    monkeypatch.setattr(elastic, "MOST_LOOK_S", 60.0)
+    monkeypatch.setattr(elastic.Elastic, "_as_before", lambda self: False)
+    often = outcome(rows, "auto", replace(settings, gpus=16))
+    assert few.decisions < often.decisions / 3
+    assert summary(few).mean_s < 1.04 * summary(often).mean_s

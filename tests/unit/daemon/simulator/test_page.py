@@ -32,10 +32,11 @@ def test_the_page_is_self_contained_and_escaped() -> None:
     """The page holds every figure, no script and no link, and an evil job id does no harm."""
     rows = [job("<script>alert(1)</script>", 0), job("b", 1)]
     result = outcome(rows)
-    text = page([result], [summary(result)], ["assumed <b>"])
+    text = page([result], [summary(result)], ["assumed <b>"], unfit="too <small>")
     assert "<script" not in text and not re.search(r"https?://(?!www\.w3\.org)", text)
     ElementTree.fromstring(text)
     assert "&lt;script&gt;" in text and "assumed &lt;b&gt;" in text
+    assert text.index("too &lt;small&gt;") < text.index("mean time from submission to end") < text.index("<table")
     assert len(per_job(result)) == 2
 
 
@@ -46,3 +47,18 @@ def test_a_comparison_in_plain_words() -> None:
     mean, _, hours, moves = gains([first, last])
     assert mean.endswith(": 25% sooner.") and "50% more GPU-hours" in hours and "1.2 times" in moves
     assert gains([last, first])[0].endswith("33% later.") and gains([first]) == []
+
+
+def test_what_was_recorded_on_another_cluster_is_no_measure() -> None:
+    """Backfill on the same cluster is compared with, wherever it stands; without it the first that is simulated."""
+    first = summary(outcome([job("a", 0), job("b", 1)], "static"))
+    happened = replace(first, policy="recorded", mean_s=first.mean_s * 0.5)
+    last = replace(first, policy="auto", mean_s=first.mean_s * 0.8)
+    backfill = replace(first, policy="backfill")
+    for rows, measure in (
+        ([happened, backfill, last], "backfill"),
+        ([happened, replace(last, policy="throughput", mean_s=9.0), backfill, last], "backfill"),
+        ([happened, first, last], "static"),
+    ):
+        assert f"under {measure} after" in gains(rows)[0] and gains(rows)[0].endswith("20% sooner.")
+    assert gains([happened, last]) == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,8 @@ from slurm_elastic.daemon.selasticd import settings as daemon_settings
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings
 from slurm_elastic.daemon.simulator.metrics import per_job
 from slurm_elastic.daemon.simulator.programs import builtin
-from slurm_elastic.daemon.simulator.replay import recorded, simulate
-from slurm_elastic.daemon.simulator.traces.formats import TraceError, TraceJob, load, read, write
+from slurm_elastic.daemon.simulator.replay import misfit, recorded, simulate
+from slurm_elastic.daemon.simulator.traces.formats import TOLD_AGAIN, TraceError, TraceJob, load, read, write
 from slurm_elastic.protocol.errors import ConfigError
 
 DEFAULTS = daemon_settings.Settings()
@@ -149,8 +151,11 @@ def test_what_happened_stands_beside_what_would_have(tmp_path: Path, capsys: pyt
     trace.write_bytes(MONTH.encode("utf-16"))
     assert command.run(arguments(str(trace), "--cluster", "1x2", "--policy", "auto")) == 0
     told = capsys.readouterr().out
-    assert told.splitlines()[1].split()[:4] == ["recorded", "5", "00:00:08", "00:00:57"]
-    assert "RECORDED JOBS HELD 3 GPUs AT ONCE, the cluster has 2" in told and "NO JOB IS ELASTIC" in told
+    assert told.splitlines()[3].split()[:4] == ["recorded", "5", "00:00:08", "00:00:57"]
+    assert (
+        told.startswith("THIS CLUSTER, OF 2 GPUs, DOES NOT LOOK LIKE THAT OF THE JOBS: 1 of the jobs")
+        and "NO JOB IS ELASTIC" in told
+    )
     own = (cooldown_s(most, 30.0, DEFAULTS) for most in (DEFAULTS.cooldown_grow_s, DEFAULTS.cooldown_shrink_s))
     assert "{:g} s before a grow, {:g} s before a shrink".format(*own) in " ".join(told.split())
     assert "DROPPED" not in told and "INWINDOW" not in told
@@ -341,3 +346,76 @@ def test_a_missing_trace_is_explained(tmp_path: Path) -> None:
     """A file that is not there is an error in words."""
     with pytest.raises(ConfigError, match=r"none\.csv cannot be read \(No such file or directory\)"):
         command.run(arguments(str(tmp_path / "none.csv")))
+
+
+def test_months_put_together_tell_each_run_once() -> None:
+    """A second header, with other columns; a job and a component of one that ran over the end of the month are told
+    twice, the second time as longer; two runs of a requeued job are two; the same of --json."""
+    first = """JobID|Submit|Start|ElapsedRaw|AllocTRES
+1|2026-10-31T23:00:00|2026-10-31T23:00:00|3600|gres/gpu=2
+2+0|2026-10-31T23:00:00|2026-10-31T23:10:00|3000|gres/gpu=1
+2+1|2026-10-31T23:00:00|2026-10-31T23:10:00|3000|gres/gpu=4
+3|2026-10-31T23:00:00|2026-10-31T23:00:00|60|gres/gpu=1
+3|2026-10-31T23:05:00|2026-10-31T23:06:00|60|gres/gpu=1
+"""
+    second = """JobID|AllocTRES|Submit|Start|ElapsedRaw|Comment
+1|gres/gpu=2|2026-10-31T23:00:00|2026-10-31T23:00:00|7200|
+2+0|gres/gpu=1|2026-10-31T23:00:00|2026-10-31T23:10:00|6600|
+2+1|gres/gpu=4|2026-10-31T23:00:00|2026-10-31T23:10:00|6600|
+4|gres/gpu=1|2026-11-01T00:00:00|2026-11-01T00:00:00|60|
+"""
+    found = load(first + second)
+    figures = {job.job_id: (job.gpus, job.duration_s) for job in found.jobs}
+    assert figures == {"1": (2, 7200.0), "2": (5, 6600.0), "3": (1, 60.0), "3#2": (1, 60.0), "4": (1, 60.0)}
+    assert f"3 {TOLD_AGAIN}, left out" in found.notes
+    job = {"job_id": 9, "state": {"current": ["COMPLETED"]}, "time": {"submission": 1795336283, "elapsed": 5},
+           "tres": {"allocated": [{"type": "gres", "name": "gpu", "count": 2}]}}  # fmt: skip
+    assert len(read(json.dumps({"jobs": [job]}) + "\n" + json.dumps({"jobs": [job, {**job, "job_id": 8}]}))) == 2
+
+
+@pytest.mark.parametrize("shown", ["2026-10-01T02:00:30+0200", "2026-09-30T19:30:30-04:30", "2026-10-01T00:00:30Z"])
+def test_times_may_have_an_offset(shown: str) -> None:
+    """SLURM_TIME_FORMAT=%FT%T%z: times of clusters of several zones, and of an hour that comes twice, are in order."""
+    lines = f"JobID|Submit|ElapsedRaw|AllocTRES\n1|2026-10-01T00:00:00+00:00|9|gres/gpu=1\n2|{shown}|9|gres/gpu=1\n"
+    assert [(job.job_id, job.submit_s) for job in read(lines)] == [("1", 0.0), ("2", 30.0)]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "why"),
+    [
+        (2, "1 of the jobs held more GPUs"),
+        (5, "the jobs held 6 GPUs at once at most, as recorded"),
+        (6, ""),
+        (12, ""),
+        (16, "the jobs held 6 GPUs at once at most"),
+    ],
+)
+def test_jobs_that_look_like_those_of_another_cluster(gpus: int, why: str) -> None:
+    """Too large ones, more or far less held at once than there is; a job takes at once what another one gives back."""
+    jobs = [
+        TraceJob(name, at, "x", size, duration_s=100.0, wait_s=5.0)
+        for name, at, size in (("a", 0.0, 2), ("b", 50.0, 4), ("c", 150.0, 2))
+    ]
+    said = misfit(jobs, SimulationSettings(gpus))
+    assert (why in said and f"OF {gpus} GPUs" in said) if why else said == ""
+    unknown = [replace(job, wait_s=-1.0) for job in jobs]
+    assert bool(misfit(unknown, SimulationSettings(gpus))) == (gpus < 4), "who does not know when says nothing of it"
+
+
+def test_policies_in_processes_of_their_own_come_to_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Side by side as one after the other; what a policy cannot simulate is the command's error."""
+    trace = tmp_path / "t.csv"
+    trace.write_text(OWN)
+    shown = []
+    for cores in ({0}, {0, 1, 2}):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
+        words = (str(trace), "--cluster", "2x4", "--policy", "backfill,throughput,auto", "--json")
+        assert command.run(arguments(*words)) == 0
+        shown.append(capsys.readouterr().out)
+        missing = tmp_path / "missing.csv"
+        missing.write_text("job_id,submit_s,program,gpus,batch\na,1,cifar10,6,2048\n")
+        with pytest.raises(TraceError, match="no run time"):
+            command.run(arguments(str(missing), "--policy", "backfill,auto"))
+    assert shown[0] == shown[1]
