@@ -17,6 +17,7 @@ from sqlalchemy import Connection, select, update
 from slurm_elastic.protocol.errors import LeaseLost
 
 from . import schema
+from .clock import boot_time
 from .engine import Database
 from .parts.base import insert_or_ignore
 
@@ -24,11 +25,6 @@ _ROWS = schema.lease
 _ONLY = _ROWS.c.name == schema.LEASE
 MARGIN = 1.25
 """A contender waits this many times the lease: the holder's own count began before its renewal was on the disk."""
-
-
-def boottime() -> float:
-    """Seconds since the machine booted, its sleep included; nobody sets this clock."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,7 @@ class Lease:
     """
 
     def __init__(
-        self, database: Database, place: str, who: str, lease_s: float, clock: Callable[[], float] = boottime
+        self, database: Database, place: str, who: str, lease_s: float, clock: Callable[[], float] = boot_time
     ) -> None:
         self._db, self._place, self._who, self._lease_s, self._clock = database, place, who, lease_s, clock
         self._seen: tuple[tuple[int, int], float] | None = None

@@ -1,54 +1,56 @@
-"""Brings a database to this code's schema with Alembic, in one transaction where the database can.
+"""Brings a database to this code's schema, in one transaction where the database can.
 
-Never goes back: a database newer than the code is refused, since it may hold what this code would destroy. Alembic is
-loaded only when there is something to upgrade: a daemon started on its own database does without it. Limit: what 0.1.0
-wrote is not read; from 0.2.0 on every schema is upgraded. A revision's first two digits are those of the release.
+An upgrade adds what is missing: tables, columns with their defaults, indexes. A change of the schema that is more than
+that needs a step of its own here. Never goes back: a database newer than the code is refused, since it may hold what
+this code would destroy. Limit: what 0.1.0 wrote is not read; from 0.2.0 on every schema is upgraded.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from sqlalchemy import Connection, NullPool, create_engine, inspect, make_url, text
+from sqlalchemy import Connection, NullPool, create_engine, delete, insert, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError
+from sqlalchemy.schema import CreateColumn
 
 from slurm_elastic.protocol.errors import StoreError
 
 from .engine import Database, parse_url
-from .schema import lease
+from .schema import REVISION, lease, metadata, version
 
-if TYPE_CHECKING:
-    from alembic.config import Config
-
-SCRIPTS = Path(__file__).resolve().parent / "migrations"
 OF_0_1_0 = ("0001", "0002", "0003", "0004")
 """The revisions of slurm-elastic 0.1.0."""
+OLDEST = "0200"
+"""Of those that are upgraded."""
 
 
 def migrate(database: Database) -> None:
     """Create or upgrade the schema. Raises StoreError; a failed upgrade leaves the old schema on SQLite."""
-    if revision(database) == head():
+    if revision(database) == REVISION:
         return
-    from alembic import command
-
-    config = alembic_config()
     with database.write() as connection:
-        config.attributes["connection"] = connection
         _refuse_foreign(database, connection)
-        command.upgrade(config, "head")
+        _add_what_is_missing(connection)
+        connection.execute(delete(version))
+        connection.execute(insert(version).values(version_num=REVISION))
 
 
-def alembic_config() -> Config:
-    """How Alembic finds the migrations."""
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
-    return config
+def _add_what_is_missing(connection: Connection) -> None:
+    there, quoted = inspect(connection), connection.dialect.identifier_preparer.format_table
+    tables = set(there.get_table_names())
+    for table in metadata.sorted_tables:
+        if table.name not in tables:
+            table.create(connection)
+            continue
+        known = {column["name"] for column in there.get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in known:
+                added = CreateColumn(column).compile(dialect=connection.dialect)
+                connection.exec_driver_sql(f"ALTER TABLE {quoted(table)} ADD COLUMN {added}")
+        for index in table.indexes:
+            index.create(connection, checkfirst=True)
 
 
 def prepare(database: Database) -> None:
@@ -65,20 +67,8 @@ def check(database: Database) -> None:
     with database.read() as connection:
         _refuse_foreign(database, connection)
         found = _revision(connection)
-    if found != head():
-        raise StoreError(f"database {database.name} has schema {found or 'none'}, not {head()}; start selasticd once")
-
-
-def head() -> str:
-    """The newest revision that this code knows."""
-    return _revisions()[0]
-
-
-@cache
-def _revisions() -> tuple[str, ...]:
-    """Every revision that this code knows, the newest first: one follows the other, and their files begin with them."""
-    files = (SCRIPTS / "versions").glob("[0-9]*.py")
-    return tuple(sorted((path.name.partition("_")[0] for path in files), reverse=True))
+    if found != REVISION:
+        raise StoreError(f"database {database.name} has schema {found or 'none'}, not {REVISION}; start selasticd once")
 
 
 def revision(database: Database) -> str | None:
@@ -102,9 +92,9 @@ def probe(url: str, coming: Path | None = None) -> str:
         found = _peek(database) if database.sqlite else revision(database)
     finally:
         database.close()
-    if found == head():
+    if found == REVISION:
         return "ready"
-    return "will be created" if found is None else f"will be upgraded from schema {found} to {head()}"
+    return "will be created" if found is None else f"will be upgraded from schema {found} to {REVISION}"
 
 
 def _peek(database: Database) -> str | None:
@@ -152,9 +142,9 @@ def _refuse_foreign(database: Database, connection: Connection) -> None:
             f"the database {database.name} was written by slurm-elastic 0.1.0, which 0.2.0 does not read: "
             f"{_way_out(database)} and start selasticd again; jobs that run with 0.1.0 keep their size until they end"
         )
-    if found is not None and found not in _revisions():
+    if found is not None and not OLDEST <= found <= REVISION:
         raise StoreError(
-            f"database {database.name} has schema {found}, newer than this version of slurm-elastic ({head()}); "
+            f"database {database.name} has schema {found}, newer than this version of slurm-elastic ({REVISION}); "
             "install the newer version again, or choose another database_url"
         )
 

@@ -1,4 +1,4 @@
-"""The tables. What each record means is said in rows.py; how the tables came to be, in migrations/.
+"""The tables. What each record means is said in rows.py; how older databases come to them, in migrate.py.
 
 Only types that SQLite, PostgreSQL and MariaDB all keep without loss: double precision for unix seconds, 64-bit
 integers for counters, JSON for what is shown and never searched.
@@ -43,6 +43,12 @@ def _job() -> Column[int]:
 def _job_key() -> Column[int]:
     return Column("job_id", BigInteger, ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True)
 
+
+REVISION = "0209"
+"""Of these tables; the first two digits are those of the release. Tables that change have the next one: migrate.py adds
+what is new to databases that have a lower one."""
+# Its name and column are those of the tool that upgraded 0.2.0's databases.
+version = Table("alembic_version", metadata, Column("version_num", String(32), primary_key=True))
 
 LEASE = "selasticd"
 """Name of the only row of `lease`."""

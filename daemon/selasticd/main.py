@@ -57,7 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     logging.basicConfig(level=arguments.log_level.upper(), handlers=[handler()])
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         settings = load(arguments.config, user_mode=arguments.user)
         if arguments.check:

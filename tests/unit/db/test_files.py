@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sqlite3
@@ -15,14 +16,12 @@ from types import SimpleNamespace
 
 import old_database
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
+from sqlalchemy import inspect
+from sqlalchemy.schema import CreateIndex, CreateTable
 from store_records import JOB
 
 from slurm_elastic.db import engine, migrate
-from slurm_elastic.db.migrate import head
-from slurm_elastic.db.schema import metadata
+from slurm_elastic.db.schema import REVISION, metadata
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import StoreError
 
@@ -84,18 +83,50 @@ def test_network_file_systems_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_p
         Store.open(f"sqlite:///{tmp_path / 'x.db'}")
 
 
-def test_the_files_of_the_migrations_are_named_by_their_revisions() -> None:
-    """What the code takes for the newest schema, without Alembic, is what Alembic would go to."""
-    scripts = ScriptDirectory.from_config(migrate.alembic_config())
-    assert [head()] == scripts.get_heads()
-    assert migrate._revisions() == tuple(script.revision for script in scripts.walk_revisions())
+def test_tables_that_change_have_another_number() -> None:
+    """A database has the columns of its number: a change without a new one would not be made in those there are."""
+    indexes = [
+        index for table in metadata.sorted_tables for index in sorted(table.indexes, key=lambda one: str(one.name))
+    ]
+    ddl = [*map(CreateTable, metadata.sorted_tables), *map(CreateIndex, indexes)]
+    digest = hashlib.sha256("".join(map(str, ddl)).encode()).hexdigest()
+    assert (REVISION, digest[:12]) == ("0209", "24b0b97bf382")
 
 
-def test_the_first_migration_makes_the_schema(store: Store) -> None:
-    """What the migrations have made is what schema.py says: Alembic finds nothing to change."""
-    with store._db.read() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
-        assert compare_metadata(context, metadata) == []
+def _tables(url: str) -> dict[str, tuple[object, ...]]:
+    """Of each table of a database its columns, but for their order, its key and its indexes."""
+    database = engine.Database(url)
+    with database.read() as connection:
+        there = inspect(connection)
+        found = {
+            name: (
+                {column["name"]: (str(column["type"]), column["nullable"]) for column in there.get_columns(name)},
+                there.get_pk_constraint(name)["constrained_columns"],
+                there.get_foreign_keys(name),
+                sorted((str(index["name"]), index["column_names"]) for index in there.get_indexes(name)),
+            )
+            for name in there.get_table_names()
+        }
+    database.close()
+    return found
+
+
+def test_a_database_of_0_2_0_is_upgraded(store: Store, url: str, tmp_path: Path) -> None:
+    """It comes to the tables that a new one has, and keeps what is in it; what it did not know is at its default."""
+    path = tmp_path / "old.db"
+    old_database.write(path, "0200", "0_2_0")
+    values = ("ada", 1001, "train", "a", "gpu", "", 1, "", "", 1.0, None, None, "RUNNING", 0)
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"INSERT INTO jobs VALUES (7, {', '.join('?' * len(values))})", values)
+        connection.execute("INSERT INTO in_use VALUES (7, 1, '[]', 64, 2.0, 3.0)")
+    connection.close()
+    assert migrate.probe(f"sqlite:///{path}") == f"will be upgraded from schema 0200 to {REVISION}"
+    with Store.open(f"sqlite:///{path}") as old:
+        row, used = old.jobs.get(7), old.allocations.in_use(7)
+    assert row is not None and (row.user, row.task_name, row.held_gpus) == ("ada", "", 0)
+    assert used is not None and (used.batch, used.refusal, used.stalled_since) == (64, "", 0.0)
+    assert migrate.probe(f"sqlite:///{path}") == "ready"
+    assert _tables(f"sqlite:///{path}") == _tables(url)
 
 
 @pytest.mark.parametrize("revision", migrate.OF_0_1_0)
@@ -123,13 +154,13 @@ def test_a_newer_schema_is_refused(store: Store, url: str) -> None:
     connection.commit()
     connection.close()
     for opening in (Store.open, Store):
-        with pytest.raises(StoreError, match=f"schema 9999, newer than this version .*{head()}"):
+        with pytest.raises(StoreError, match=f"schema 9999, newer than this version .*{REVISION}"):
             opening(url)
 
 
 def test_a_store_without_schema_says_so(url: str) -> None:
     """`Store(url)` does not create anything by itself."""
-    with pytest.raises(StoreError, match=f"has schema none, not {head()}"):
+    with pytest.raises(StoreError, match=f"has schema none, not {REVISION}"):
         Store(url)
 
 

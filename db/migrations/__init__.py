@@ -1,1 +1,0 @@
-"""Alembic's scripts: env.py says how they run, versions/ holds one file for each change of the schema."""
