@@ -135,6 +135,11 @@ class ElasticJobs(Ground):
         job.address = way
         self.jobs.append(job)
 
+    def replenish(self) -> None:
+        """In place of those that have ended."""
+        while len(self.jobs) < JOBS:
+            self.submit()
+
     def toggle_rigid(self) -> None:
         """An ordinary job comes, or goes: something has to be resized."""
         if self.rigid:
@@ -274,8 +279,7 @@ class ElasticJobs(Ground):
 
     def begin(self) -> None:
         self.fill()
-        for _ in range(JOBS):
-            self.submit()
+        self.replenish()
         self.settle()
         self.before_faults()
         self.settle_s.clear()
@@ -285,8 +289,7 @@ class ElasticJobs(Ground):
         """With all jobs training: what must have come up in any case."""
 
     def choose(self, kinds: tuple[str, ...], most: int) -> list[str]:
-        while len(self.jobs) < JOBS:
-            self.submit()
+        self.replenish()
         chosen = self.draw(kinds, most)
         # Without it the others' victims cannot be found; and it must have heard of all bases before it dies.
         return sorted(chosen, key=lambda kind: (kind == "slurmctld", "slurmctld" in chosen and kind in NETWORK))
@@ -426,7 +429,8 @@ class ElasticJobs(Ground):
         """The node of a base dies, and is back as soon as packets reach it, wherever the job is by then."""
         if not self.slurm_answers():
             return None
-        # A job that was submitted a moment ago, or that lost its node in the round before, has none yet.
+        # A job that was submitted a moment ago, or that lost its node in the round before, has none yet; and all may
+        # have ended since the round began.
         node = wait_until(self._node_of_a_base, SETTLE_S, self.story, every=0.2)
         self.kill_node(node)
         self.happened["flapping node"] += 1
@@ -434,6 +438,8 @@ class ElasticJobs(Ground):
 
     def _node_of_a_base(self) -> str:
         """Of one that runs; empty: none does."""
+        self.reap()
+        self.replenish()
         self.remind()
         queue = self.daemon.jobs()
         bases = [queue[job.id] for job in self.jobs if job.id in queue]
