@@ -199,8 +199,9 @@ def partitions(text: str) -> tuple[dict[str, PartitionRules], dict[str, str]]:
                 exclusive_user=words.get("ExclusiveUser") == "YES",
                 accounts=_names(words.get("AllowAccounts", "ALL")),
                 no_accounts=_names(words.get("DenyAccounts", "")) or frozenset(),
-                qos=_names(words.get("AllowQos", "ALL")),
-                no_qos=_names(words.get("DenyQos", "")) or frozenset(),
+                # Names of QOS are in small letters, however they are written here; of accounts they have to be.
+                qos=_names(words.get("AllowQos", "ALL").lower()),
+                no_qos=_names(words.get("DenyQos", "").lower()) or frozenset(),
                 suspends=_suspends(words.get("SuspendTime", "GLOBAL")),
             )
         except ValueError as error:
@@ -218,7 +219,7 @@ def _most(text: str) -> float:
 
 def _names(text: str) -> frozenset[str] | None:
     """None: all."""
-    return None if text == "ALL" else frozenset(text.split(",")) - {"", "(null)"}
+    return None if text.upper() == "ALL" else frozenset(text.split(",")) - {"", "(null)"}
 
 
 def reservations(text: str) -> tuple[Reservation, ...]:

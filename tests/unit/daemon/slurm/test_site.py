@@ -178,7 +178,7 @@ def test_a_partitions_own_suspend_time_saves_power(program: bool, time: bool, sa
 PARTITIONS = (
     "PartitionName=main AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL QoS=N/A ExclusiveUser=NO MaxNodes=UNLIMITED"
     " MinNodes=0 MaxCPUsPerNode=UNLIMITED State=UP TotalCPUs=32\n"
-    "PartitionName=a AllowGroups=games AllowAccounts=x,y DenyQos=z QoS=part ExclusiveUser=YES MaxNodes=3 MinNodes=2"
+    "PartitionName=a AllowGroups=games AllowAccounts=x,y DenyQos=Z QoS=part ExclusiveUser=YES MaxNodes=3 MinNodes=2"
     " MaxCPUsPerNode=4 State=DRAIN SuspendTimeout=GLOBAL SuspendTime=30\n"
 )
 
