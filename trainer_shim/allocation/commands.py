@@ -137,6 +137,16 @@ def of_the_site(refusal: str) -> bool:
     return not unanswered(refusal) and not any(words in refusal for words in _SLURMS_OWN)
 
 
+def renamed(job: SlurmJob, base_id: int, resize_id: int) -> str:
+    """Why selasticd would not know this job for a companion of that resize: a rule of the site changed what it was
+    submitted with. Empty: it would."""
+    tag = f"{TAG}{base_id};resize={resize_id}"
+    if job.name == f"selastic-{base_id}" and tag in job.comment:
+        return ""
+    found = f"has the name {job.name!r} and the comment {job.comment!r}"
+    return f"companion {job.job_id} {found}; accepted: rules of the site that leave it selastic-{base_id} and {tag}"
+
+
 def companion(shape: Shape, base: SlurmJob, resize_id: int, minutes: int | None, form: Form) -> list[str]:
     """Ask for a companion: an allocation that no process holds, or one that a script holds which does nothing.
     `minutes`: rest of the base's time; None: no limit."""

@@ -231,10 +231,13 @@ class Companions:
             self._grant(asked, job)
 
     def _grant(self, asked: CompanionRequest, job: SlurmJob) -> None:
+        why = commands.renamed(job, self._base, asked.resize_id)
         try:
             piece = job.piece("companion", self._nproc)
         except ValueError as error:
-            self._take_back(asked, str(error))
+            why = str(error)
+        if why:
+            self._take_back(asked, why)
             self._refuse(asked, asked.dropped)
             return
         asked.reported = True

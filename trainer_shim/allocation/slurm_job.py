@@ -43,6 +43,7 @@ class SlurmJob:
     end_time: str
     """As Slurm writes it; "Unknown" without a limit."""
     comment: str = ""
+    name: str = ""
     submitted: str = ""
     """When it was submitted, or last put back into the queue, as Slurm writes it."""
     restarts: int = 0
@@ -108,6 +109,7 @@ def parse_job(text: str, job_id: int, expand: Expand) -> SlurmJob:
         # From 26.05 on OverSubscribe is NO for jobs that share nodes as well.
         exclusive=fields["Exclusive"] == "NODE" if "Exclusive" in fields else fields.get("OverSubscribe") == "NO",
         end_time=fields.get("EndTime", "Unknown"),
+        name=fields.get("JobName", ""),
         submitted=fields.get("SubmitTime", ""),
         restarts=int(fields.get("Restarts") or 0),
         features=_known(fields.get("Features", "")),

@@ -20,12 +20,15 @@ from slurm_elastic.trainer_shim.control.background_writer import BackgroundWrite
 from slurm_elastic.trainer_shim.control.event_loop import Children, Loop
 
 SHAPE = Shape(1, 1)
-JOB = """JobId=%s JobName=x Partition=p Account=a JobState=RUNNING BatchHost=n1 EndTime=%s"""
+JOB = """JobId=%s JobName=%s Partition=p Account=a JobState=RUNNING BatchHost=n1 EndTime=%s Comment=%s"""
 HOLDS = " Nodes=n1 CPU_IDs=0-1 Mem=0 GRES=gpu:$([ -e poor ] && echo 0 || echo 1)"
 COMMANDS = {
     "scontrol": f"""
         [ "$1" = update ] && {{ echo "$@" >>updated; touch fits; exit; }}
-        echo "$(printf "{JOB}" "${{@: -1}}" "$(cat end 2>/dev/null || echo Unknown)"){HOLDS}\"""",
+        number=$(tail -1 asked 2>/dev/null | sed -n 's/.*;resize=\\([0-9]*\\).*/\\1/p')
+        name=$(cat name 2>/dev/null || echo selastic-100)
+        said=$(cat said 2>/dev/null || echo "selastic:companion-of=100;resize=$number")
+        echo "$(printf "{JOB}" "${{@: -1}}" "$name" "$(cat end 2>/dev/null || echo Unknown)" "$said"){HOLDS}\"""",
     "sdiag": "[ -e now ] && echo 'sdiag output at some time or other ('$(cat now)')'",
     "salloc": """
         echo "$@" >>asked
@@ -194,6 +197,33 @@ def test_a_site_that_refuses_jobs_without_a_script_gives_companions_by_sbatch(si
         (site.folder / "asked").unlink()
     site.close()
     assert site.jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "to", "known"),
+    [
+        ("name", "ann-selastic-100", False),
+        ("said", "", False),
+        ("said", "project=7", False),
+        ("said", "selastic:companion-of=100;resize=1;project=7", True),
+    ],
+)
+def test_a_companion_that_the_site_names_otherwise_is_given_back(
+    site: Site, changed: str, to: str, known: bool
+) -> None:
+    """selasticd would take it for a job like others, and nobody would find it at the end."""
+    (site.folder / changed).write_text(to)
+    site.companions.submit(1, 0, SHAPE, 600.0)
+    site.until(lambda: site.events)
+    told = site.events.pop()
+    if known:
+        assert isinstance(told, CompanionGranted)
+    else:
+        site.until(lambda: site.jobs() == ["1000"])
+        assert (
+            isinstance(told, CompanionRefused) and "selastic-100 and selastic:companion-of=100;resize=1" in told.detail
+        )
+        assert (to or "the comment ''") in told.detail
 
 
 @pytest.mark.parametrize(
