@@ -301,3 +301,17 @@ def test_a_request_without_end_is_cut_off(world: World, piece: bytes) -> None:
                 connection.sendall(piece)
                 sent += len(piece)
         assert sent < 64 << 20, f"{sent} bytes were taken; accepted: {most}"
+
+
+@pytest.mark.parametrize(
+    "named", [b"GET /v1/health HTTP/1.1\r\n", b"POST /v1/jobs/7/reports HTTP/1.1\r\nContent-Length: 1\r\n"]
+)
+def test_requests_that_pile_up_end_their_connection(world: World, named: bytes) -> None:
+    """Whoever sends them: each that waits costs thirty times its bytes."""
+    sent, many = 0, (named + b"Host: x\r\n\r\n" + b"x" * named.startswith(b"POST")) * 1000
+    with world.connected() as connection, contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        while sent < 16 << 20:
+            connection.sendall(many)
+            sent += len(many)
+    assert sent < 16 << 20
+    assert world.ask(later(1))[0] == 202
