@@ -24,7 +24,8 @@ def gres_gpus(text: str) -> Mapping[str, int]:
     counts: dict[str, int] = {}
     for part in re.split(r",(?![^(]*\))", text):
         resource = part.removeprefix("gres:").removeprefix("gres/")
-        if re.split("[:=(]", resource, maxsplit=1)[0] != "gpu":
+        words = re.split("[:=(]", resource)
+        if words[0] != "gpu" or "no_consume" in words:  # as many jobs as like use these at once: nobody is given one
             continue
         match = _GPUS.fullmatch(resource)
         if match is None:

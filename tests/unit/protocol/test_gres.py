@@ -29,6 +29,7 @@ from slurm_elastic.trainer_shim.allocation.slurm_job import parse_job
         ("gpu:(null):0(IDX:N/A)", {"": 0}),
         ("gpu:4(S:0-7),gpu_mem:80G,gpumem:7", {"": 4}),
         ("shard:8,nvme:2", {}),
+        ("gpu:a100:no_consume:4,gpu:v100:2", {"v100": 2}),  # as slurm.conf may have a node
         ("(null)", {}),
         ("", {}),
     ],
