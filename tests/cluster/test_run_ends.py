@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 from fake_daemon import FakeDaemon
@@ -65,6 +66,60 @@ def test_every_way_to_end(start: Start) -> None:
     timed.slurm("scontrol", "update", f"JobId={timed.id}", "EndTime=now")
     assert over(timed) == "TIMEOUT", timed.story()
     assert steps(timed)[-1] > first, timed.story()
+
+
+REHEARSED = """
+import os, time, torch
+import slurm_elastic.trainer_shim as elastic
+job = elastic.join(batch=12, lr="none")
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(480, 4))
+model = torch.nn.Linear(4, 1)
+net = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.01))
+for epoch in job.epochs(1):
+    for (x,) in job.loader(data):
+        job.step(net(x).square().mean())
+        if job.global_step == 11 and job.generation == 4:
+            open("flags/asked", "w").close()
+            while not os.path.exists("flags/came"):
+                time.sleep(0.05)
+"""
+"""It waits behind all that a rehearsal does to it."""
+HEARS = """import os, signal
+def heard(*_):
+    open("flags/came", "w").close()
+    os._exit(0)
+signal.signal(signal.SIGUSR1, heard)
+open("flags/listens", "w").close()
+signal.pause()
+"""
+WITHOUT = """import slurm_elastic.trainer_shim.node.worker_process as module
+module.NOTICES = ()
+"""
+
+
+def test_a_rehearsal_in_a_job(start: Start) -> None:
+    """Of jobs that asked for --signal. What Slurm sends reaches all processes of a job's steps, beside what a rehearsal
+    sends them: with agents and workers that bear it all holds, and where they do not that is found."""
+    srun = f"srun --overlap --exact --mem=0 -n1 {shlex.quote(sys.executable)}"
+    rehearse = f"{srun} -m slurm_elastic.client.main rehearse --steps 12 train.py; echo rehearsed with $?"
+    listens = f"mkdir flags; {srun} hears.py & until [ -e flags/listens ]; do sleep 0.1; done"
+    options = "-n2 --gres=gpu:1 --time=60 --signal=USR1@600"
+
+    def begun(*lines: str) -> TrainingJob:
+        return start(options, alone=True, train=REHEARSED, script="\n".join(lines), name="train.py")
+
+    files = f"cat > hears.py <<'END'\n{HEARS}END\ncat > sitecustomize.py <<'END'\n{WITHOUT}END"
+    held = begun(files.partition("cat > site")[0], listens, rehearse)
+    found = begun(files, "export PYTHONPATH=$PWD:$PYTHONPATH; mkdir flags; touch flags/came", rehearse)
+    wait_until((held.folder / "flags/asked").exists, 90, held.story)
+    held.slurm("scontrol", "update", f"JobId={held.id}", "TimeLimit=10")  # due now; Slurm looks every half minute
+    held.ends()
+    found.ends()
+    text = (held.folder / "out.txt").read_text()
+    assert "rehearsed with 0" in text and "FAIL" not in text and "ok    USR1 to workers" in text, text
+    text = (found.folder / "out.txt").read_text()
+    assert "rehearsed with 1" in text and "FAIL  USR1 to workers and agents" in text, text
 
 
 def test_the_end_of_an_interactive_allocation_is_an_end(empty_sandbox: Sandbox, tmp_path: Path) -> None:

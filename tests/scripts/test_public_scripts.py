@@ -284,6 +284,7 @@ SCRIPTS = {
         metric="",
         tolerance=0,
         check=averages_agree,
+        slower=0.4,
     ),
 }
 

@@ -21,7 +21,7 @@ class Director(DaemonClient):
     """In its place: it asks nobody."""
 
     def __init__(self, resize: Callable[[Resize], None], failed: Path) -> None:  # and none of the other's threads
-        """failed: a file that is made where a resize has failed, for nobody to wait for one."""
+        """failed: a file that is made where a resize does not come, for nobody to wait for one."""
         self._resize, self._failed, self._worlds = resize, failed, 0
 
     def update_registration(self, registration: Registration) -> None:
@@ -36,7 +36,7 @@ class Director(DaemonClient):
     def tell(self, said: Happening | Rate) -> None:
         if isinstance(said, Rate):
             return
-        if said.what == "failed":
+        if said.what in ("failed", "withdrawn"):  # as it is where the job is about to end
             self._failed.touch()
         if said.what != "running":
             return
