@@ -35,6 +35,7 @@ from ..parallel.strategy import Strategy
 from ..state.kept_parts import State
 from ..world.process_group import World
 from ..world.rendezvous import Membership
+from .guards.leftovers import replace
 from .guards.replica_check import ReplicaCheck
 from .watched import Files, lines_ran
 
@@ -91,6 +92,8 @@ class Rehearsed:
         self._folder, self._length = Path(self._plan["folder"]), 0
         self._worker = os.environ.get("SELASTIC_WORKER", "alone").replace("/", "_")
         self._off, self._seen, self._ended = self._plan["random"] in ("off", "nudged"), -1, False
+        self._met: set[tuple[str, str]] = set()
+        """What has to be noted behind the step: torch.compile() takes no writing to files into a whole graph."""
         self._rows: Sequence[int] = ()
         self._draws = 0
         """Of rows, in this part of a step."""
@@ -105,10 +108,10 @@ class Rehearsed:
 
         torch.save = seen  # type: ignore[assignment]
         for name, words in FUNCTIONS.items():
-            setattr(F, name, self._alike(name, words, getattr(F, name)))
+            replace(F, name, self._alike(name, words, getattr(F, name)))
         for owner, names in DRAWS.items() if self._off else ():
             for name in names.split():
-                setattr(owner, name, self._by_row(name, getattr(owner, name)))
+                replace(owner, name, self._by_row(name, getattr(owner, name)))
         if self._off:
             torch.autocast.__init__ = self._whole(torch.autocast.__init__)  # type: ignore[method-assign]
         atexit.register(self._note_lines)
@@ -121,10 +124,10 @@ class Rehearsed:
         def called(*args: Any, **kwargs: Any) -> Any:
             given = {**dict(zip(words, args, strict=False)), **kwargs}
             if not rate and given.get("training"):
-                self._note_once(statistics=f"F.{name}")
+                self._met.add(("statistics", f"F.{name}"))
                 return F.group_norm(given["input"], 1, given.get("weight"), given.get("bias"))
             if rate and self._off and given.get("training", True) and given.get(rate, rate == "p"):
-                self._note_once(random=f"F.{name}")
+                self._met.add(("random", f"F.{name}"))
                 given[rate] = 0.0
             return function(**given)
 
@@ -212,6 +215,8 @@ class Rehearsed:
     def _note_draws(self) -> None:
         """What a step has drawn that cannot be drawn for each sample by itself, and how its samples were read."""
         numpy, rows, self._rows = sys.modules.get("numpy"), self._rows, ()
+        for kind, name in sorted(self._met):
+            self._note_once(**{kind: name})
         if rows and random.getstate()[1][-1] != UNUSED:
             self._note_once(apart="random")
         if rows and numpy is not None and numpy.random.get_state()[2] != UNUSED:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DistributedSampler
@@ -37,8 +38,10 @@ class Leftovers:
     ) -> None:
         self._strategy, self._world = strategy, world
         self._before_loop: Any = None
-        self._replaced: list[tuple[Any, str, Any]] = []
+        self._replaced: list[Callable[[], None]] = []
         self._replace(dist, "destroy_process_group", _of_subgroups)
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            self._replace(nn.utils, name, self._clips)
         if supervised:
             self._before_loop = register_optimizer_step_pre_hook(self._stepped)
             self._watch(DistributedDataParallel, "__init__", self._made)
@@ -53,14 +56,14 @@ class Leftovers:
 
     def end(self) -> None:
         self.begin()
-        for kind, name, before in self._replaced:
-            setattr(kind, name, before)
+        for put in self._replaced:
+            put()
         self._replaced.clear()
 
     def _replace(self, owner: Any, name: str, other: Callable[[Any], Any]) -> None:
-        before = owner.__dict__[name]
-        setattr(owner, name, functools.wraps(before)(other(before)))
-        self._replaced.append((owner, name, before))
+        before, put = owner.__dict__[name], replace if owner is nn.utils else setattr
+        put(owner, name, functools.wraps(before)(other(before)))
+        self._replaced.append(lambda: put(owner, name, before))
 
     def _watch(self, kind: type, name: str, met: Callable[[Any], None]) -> None:
         def watching(before: Any) -> Any:
@@ -90,6 +93,22 @@ class Leftovers:
                 f"gradients nor could join; accepted: inside of {LOOPS}"
             )
 
+    def _clips(self, clip: Callable[..., Any]) -> Callable[..., Any]:
+        """torch's clipping, but for a script's call before, or behind, a job.step() that has the gradients."""
+
+        def clips(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            held = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            strategy = None if any(parameter.grad is not None for parameter in held) else self._strategy()
+            own = set() if strategy is None or hasattr(strategy, "models") else set(strategy.module.parameters())
+            if own.intersection(held):
+                raise TrainingError(
+                    f"the script called {clip.__name__}() where the model has no gradients, which job.step(loss) "
+                    "computes, and uses; accepted: job.step(loss, clip_norm=...) or clip_value=..."
+                )
+            return clip(held, *args, **kwargs)
+
+        return clips
+
     def _made(self, made: Any) -> None:
         if not _calls().startswith("slurm_elastic."):
             raise TrainingError(
@@ -106,6 +125,17 @@ class Leftovers:
                 f"{world.size}: samples would be left out, or seen twice; accepted: job.loader(dataset), job.share(n), "
                 "or for an evaluation a new sampler each time"
             )
+
+
+def replace(owner: Any, name: str, other: Any) -> None:
+    """Put another function in the place of torch's, also where it was imported by its name."""
+    before = getattr(owner, name)
+    for module in list(sys.modules.values()):
+        if not getattr(module, "__name__", "torch").startswith("torch"):
+            for key, value in list(getattr(module, "__dict__", {}).items()):
+                if value is before:
+                    setattr(module, key, other)
+    setattr(owner, name, other)
 
 
 def _refused(*_: Any, **__: Any) -> None:

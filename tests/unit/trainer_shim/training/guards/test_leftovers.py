@@ -15,6 +15,7 @@ import torch.distributed as dist
 from local_jobs import refused
 from made_worlds import made_world
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DistributedSampler
 
 from slurm_elastic.trainer_shim.parallel.own_backward import OwnBackward, Replica
@@ -54,6 +55,42 @@ def test_an_optimizer_stepped_without_a_loop(about: SimpleNamespace) -> None:
     about.leftovers.begin()
     optimizer.step()
     assert any(not torch.equal(was, now) for was, now in zip(before, model.parameters(), strict=True))
+
+
+def clips_by_name(parameters: Any) -> Any:
+    return clip_grad_norm_(parameters, 0.1)
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 0.1),
+        lambda parameters: torch.nn.utils.clip_grad_value_(parameters, 0.1),
+        clips_by_name,
+    ],
+)
+def test_clipping_beside_a_step_that_has_the_gradients(about: SimpleNamespace, clip: Any) -> None:
+    """Before job.step(loss), or behind it: nothing would be clipped. Where there are gradients it is the script's way,
+    and so it is in a loop of its own, and of other models."""
+    model, _ = trained()
+    clip(model.parameters())
+    about.strategy = SimpleNamespace(module=model)
+    clip(model.parameters())
+    model.zero_grad()
+    for parameters in (model.parameters(), model.weight):
+        with refused(r"called clip_grad_\w+\(\) where the model has no gradients.*job.step\(loss, clip_norm=...\)"):
+            clip(parameters)
+    other = [*trained()[0].parameters(), torch.nn.Parameter(torch.zeros(1))]
+    clip(other)
+    own = OwnBackward()
+    own.add(Replica(model, {}, own))
+    for about.strategy in (None, own):
+        with contextlib.suppress(RuntimeError):  # torch's own, of values that are not there
+            clip(model.parameters())
+    about.strategy = SimpleNamespace(module=model)
+    about.leftovers.end()
+    with contextlib.suppress(RuntimeError):
+        clip(model.parameters())
 
 
 def test_a_script_makes_no_distributed_data_parallel(about: SimpleNamespace) -> None:
