@@ -26,8 +26,6 @@ SEEDS = 3.0
 """How far a resized run with dropout may be off, in parts of what another seed makes of it."""
 ENOUGH = 0.6
 """How often a line has to be written, in parts of the undisturbed run's, some of whose steps have two micro batches."""
-TWICE = 1.5
-"""How often one worker may write it, in parts of the steps that it made."""
 NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]?\d+)?|\bnan\b|\binf\b")
 FOLDERS = re.compile(r"/(?:[^\s/'\"]+/)+")
 WORD = re.compile(r"\b[^\W\d]+\b")
@@ -54,6 +52,7 @@ class Trained:
     def __init__(self, folder: Path, code: int) -> None:
         self.code, self.place = code, folder / "cwd"
         self.out = (folder / "out.txt").read_text(errors="replace")
+        self.logs = "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob("job/logs/*.log")))
         record = folder / "record"
         lines = [json.loads(line) for path in sorted(record.glob("*.jsonl")) for line in path.read_text().splitlines()]
         kinds = ("sums", "file", "tensor", "ran")
@@ -115,6 +114,10 @@ def compare(plain: Trained, resized: Trained, nudged: Callable[[], Trained]) -> 
     ):
         if found:
             rows.append(Row(name, True, f"{_named(found)}: {told}"))
+    counters = re.findall(r"^selastic: (\S+) line \d+: (\w+) counts the steps since", resized.logs, re.MULTILINE)
+    if counters := sorted({f"{name} in {file}" for file, name in counters}):
+        told = "begins anew on a worker that joins or starts again; accepted: job.global_step before the loop"
+        rows.append(Row("counters", True, f"{_named(counters)}: {told}"))
     if buffers := [line for line in resized.tensors if not line["parameter"]]:
         other = [line["tensor"] for line in buffers if line["off"][0]]
         told = f"{_named(other)} of {len(buffers)}: another value, by each worker's own calls; not compared"
@@ -254,8 +257,10 @@ def _twice(plain: Trained, resized: Trained) -> str:
     wanted = _lines_in(plain.place / "../out.txt")
     for log in sorted(resized.place.glob("../job/logs/*.log")):
         for kind, lines in _lines_in(log).items():
-            each = len(wanted[kind]) / plain.steps
-            if each >= ENOUGH and len(lines) > TWICE * each * steps[log.stem] + 1 and log.stem in steps:
+            each = max(1, round(len(wanted[kind]) / plain.steps))
+            more = max(0, len(wanted[kind]) - each * plain.steps) + 1  # of an evaluation, and of a step that was undone
+            of_steps = len(wanted[kind]) >= ENOUGH * plain.steps and log.stem in steps
+            if of_steps and len(lines) > each * steps[log.stem] + more:
                 return f"{log.stem} wrote {len(lines)} lines in {steps[log.stem]} steps: {lines[0][:60]}"
     return ""
 

@@ -37,6 +37,7 @@ from ..world.agreement import Tally, TallyReader, Vote
 from ..world.process_group import World
 from ..world.rendezvous import Membership
 from .audit import Recorder
+from .guards.counters import Counters
 from .guards.first_step import look_ahead
 from .guards.leftovers import Leftovers
 from .guards.replica_check import Held, ReplicaCheck
@@ -71,6 +72,7 @@ class Session:
         self.world_switch = WorldSwitch(self)
         self.replica_check = ReplicaCheck(self.state, self.model, self.device)
         self.trackers = Trackers()
+        self._counters = Counters(lambda line: print(f"selastic: {line}", flush=True))
         self.speeds = Speeds(tuning.shares == "speed")
         self.starts_at: tuple[int, int, int, int] | None = None
         """Epoch, step, samples and those of the epoch, of a training without this job that it goes on with."""
@@ -233,6 +235,7 @@ class Session:
             self.state.progress.unread = self.feed.unread(self.state.progress.cursor)
         if self.rehearsed is not None:
             self.rehearsed.between_steps()
+        self._counters.look(self.state.progress.step, -(-self.state.progress.cursor // self.batch))
         if len(self._votes) <= self._lag:
             return
         coming, reader, said = self._votes.popleft()

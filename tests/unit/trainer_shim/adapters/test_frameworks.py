@@ -214,6 +214,33 @@ def test_a_script_of_diffusers_with_three_lines_changed(zygote: Zygote, start: S
     assert "save_state(" in (tmp_path / "a.log").read_text()
 
 
+def test_a_script_of_transformers_without_a_trainer(zygote: Zygote, start: Start, tmp_path: Path) -> None:
+    """Grown, killed in its second pass and begun again by two: it ends after max_train_steps, in the middle of the
+    third, with the parameters, the rate and the last perplexities of an undisturbed run."""
+    undisturbed = alone_in(zygote, tmp_path, script=FOLDER / "clm_train.py")
+    control = start("clm", "--hold-from", "27")
+    control.spawn("a", SELASTIC_MAIN="1")
+    control.ready("a")
+    control.running(control.world("a", source="fresh"))
+    control.resize("a", "b")
+    wait_until(lambda: any(line.get("step") == 26 for line in audit.read(control.audit)), 60, control.story)
+    control.send("a", {"type": "checkpoint"})
+    control.wait(lambda _, message: message["type"] == "saved" and message["step"] >= 22)
+    for name in "ab":
+        control.kill(name)
+    control.exits("a", "b", hold=True)
+    control.spawn("c", SELASTIC_MAIN="1")
+    control.spawn("d")
+    control.ready("c", "d")
+    control.running(control.world("c", "d", source="checkpoint"))
+    assert control.exits("c", "d") == [0, 0], control.story()
+    disturbed = result(tmp_path)
+    assert difference(disturbed, undisturbed) < 1e-12
+    assert (disturbed["steps"], disturbed["lr"]) == (undisturbed["steps"], undisturbed["lr"]) == (50, undisturbed["lr"])
+    assert list(disturbed["perplexities"]) == [1, 2]
+    assert all(undisturbed["perplexities"][epoch] == pytest.approx(v) for epoch, v in disturbed["perplexities"].items())
+
+
 @pytest.mark.parametrize("framework", SCRIPTS)
 def test_the_same_script_under_torchrun(
     zygote: Zygote, alone: Callable[[str], dict[str, Any]], tmp_path: Path, framework: str
