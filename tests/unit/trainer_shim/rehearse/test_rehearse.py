@@ -20,6 +20,8 @@ import torch.nn.functional as F
 from local_run import rehearsal
 
 from slurm_elastic.protocol.errors import TrainingError
+from slurm_elastic.protocol.messages import Happening
+from slurm_elastic.trainer_shim.rehearse.driven import Director
 from slurm_elastic.trainer_shim.rehearse.findings import Row, Trained, _twice, _written, compare
 from slurm_elastic.trainer_shim.training.rehearsed import DRAWS, Rehearsed
 
@@ -474,6 +476,13 @@ def test_a_run_beside_one_that_was_killed_ends(tmp_path: Path) -> None:
     beside._plan, beside._folder, beside._length = {"pid": gone.pid}, tmp_path, 0
     with pytest.raises(TrainingError, match="selastic rehearse has ended"):
         beside._wait_for_length()
+
+
+@pytest.mark.parametrize(("what", "waits"), [("accepted", True), ("failed", False), ("withdrawn", False)])
+def test_a_resize_that_does_not_come_is_not_waited_for(tmp_path: Path, what: str, waits: bool) -> None:
+    """A job that is about to end withdraws it, and so does one that is over."""
+    Director(lambda resize: None, tmp_path / "failed").tell(Happening(1, what, 1, (), 12, 0.0))
+    assert (tmp_path / "failed").exists() != waits
 
 
 def test_another_number_of_steps_is_a_fault(tmp_path: Path) -> None:
