@@ -44,7 +44,7 @@ def submissions(count: int, gpus: int, load: float, seed: int) -> list[Submissio
     """Jobs whose GPU time is `load` times the cluster's over the month, in order of their submission."""
     rng, drawn = random.Random(seed), list[Submission]()
     while len(drawn) < count:
-        user = int(rng.paretovariate(0.9)) % USERS
+        user = rng.choices(range(USERS), [1 / (place + 1) for place in range(USERS)])[0]
         day = rng.randrange(DAYS)
         if (BEGIN + timedelta(days=day)).weekday() > 4 and rng.random() < 0.8:
             continue

@@ -66,6 +66,17 @@ def find_tasks(args: argparse.Namespace) -> None:
         args.jobs = [ask(JobStatus, job).job_id if isinstance(job, str) else job for job in jobs]
 
 
+def interval(text: str) -> float:
+    """Seconds between two refreshes, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.2 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"'{text}' is not accepted; accepted: 0.2 to 3600 seconds")
+    return value
+
+
 def words(text: str) -> list[str]:
     """A comma-separated list, for argparse."""
     return [word.strip() for word in text.split(",") if word.strip()]
@@ -122,14 +133,16 @@ def add_job_filters(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-j", "--jobs", type=job_ids, metavar="ID,...", help="these jobs only, whoever owns them")
     group.add_argument("-u", "--user", type=words, metavar="USER,...", help="jobs of these users (names or uids)")
     group.add_argument("-a", "--allusers", action="store_true", help="jobs of all users")
-    group.add_argument("-s", "--state", type=states, metavar="STATE,...", help="jobs in these states, R or RUNNING")
+    group.add_argument("--me", action="store_true", help="your own jobs only, also as root")
+    of_states = ("-s", "-t", "--state", "--states")  # sacct's letter, and squeue's
+    group.add_argument(*of_states, type=states, metavar="STATE,...", help="jobs in these states, R or RUNNING")
     group.add_argument("-A", "--accounts", type=words, metavar="ACCOUNT,...", help="jobs of these accounts")
     group.add_argument("-r", "--partition", type=words, metavar="PART,...", help="jobs in these partitions")
 
 
 def matching(rows: Iterable[J], args: argparse.Namespace) -> list[J]:
     """The rows that the filters of `add_job_filters` keep, in their order."""
-    everybody = args.allusers or args.user or args.jobs or os.geteuid() == 0
+    everybody = not args.me and (args.allusers or args.user or args.jobs or os.geteuid() == 0)
     return [row for row in rows if (everybody or row.own) and _matches(row, args)]
 
 

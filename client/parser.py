@@ -155,10 +155,6 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-_HABITS = {"-t": "-s", "--states": "--state", "-p": "-r"}
-"""What squeue calls otherwise."""
-
-
 def _meant(words: Sequence[str], extra: Sequence[str]) -> str:
     """What somebody who knows squeue has probably meant; empty for no idea."""
     first = extra[0].partition("=")[0]
@@ -166,7 +162,7 @@ def _meant(words: Sequence[str], extra: Sequence[str]) -> str:
         return f" (did you mean -j {first}?)"
     if not first.startswith("-") and words[words.index(extra[0]) - 1] == "-p":
         return f" (-p is --parsable, as in sacct; did you mean -r {first}?)"
-    return f" (did you mean {_HABITS[first]}?)" if first in _HABITS else ""
+    return ""
 
 
 def _add(add_parser: Callable[..., argparse.ArgumentParser], command: Command, module: Any) -> None:

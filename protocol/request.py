@@ -3,6 +3,7 @@
     elastic:gpus=2-32,batch=256-8192[,step=2][,group=2][,slice=2][,lr=sqrt][,weight=2][,via=companion+shrink]
             [,until=quality][,guard=80]
 
+A range is 2-32 or 2:32, as everywhere on the command line.
 The prefix `elastic:` marks it inside a job's comment; the SPANK option and the command line leave it out.
 Pure: no I/O, standard library only. It knows nothing of the cluster: whether a partition can hold such a job is
 the daemon's to say.
@@ -190,7 +191,7 @@ def _range(low: int, high: int) -> str:
 
 
 def _bounds(key: str, value: str, most: int) -> tuple[int, int]:
-    low_text, dash, high_text = value.partition("-")
+    low_text, dash, high_text = value.partition(":" if ":" in value else "-")
     low = _whole(key, low_text, most)
     high = _whole(key, high_text, most) if dash else low
     if low > high:

@@ -55,7 +55,8 @@ local function whole(key, value, most)
 end
 
 local function bounds(key, value, most)
-	local first, second = string.match(value, "^(.-)%-(.*)$")
+	local mark = string.find(value, ":", 1, true) and ":" or "%-"
+	local first, second = string.match(value, "^(.-)" .. mark .. "(.*)$")
 	local low = whole(key, first or value, most)
 	local high = second and whole(key, second, most) or low
 	if low > high then

@@ -91,7 +91,8 @@ static int bounds(const char *key, struct span value, int64_t most, int64_t *low
 {
 	bool dash;
 	struct span rest = value;
-	struct span first = cut(&rest, '-', &dash);
+	char mark = value.length && memchr(value.at, ':', value.length) ? ':' : '-';
+	struct span first = cut(&rest, mark, &dash);
 
 	if (whole(key, first, most, low, report) || whole(key, dash ? rest : first, most, high, report))
 		return -1;

@@ -29,11 +29,11 @@ _FROM = {
 
 
 def sizes(text: str) -> tuple[int, int]:
-    """(least, most) of N or MIN:MAX, for argparse."""
-    found = re.fullmatch(r"([0-9]{1,7})(?::([0-9]{1,7}))?", text, re.ASCII)
+    """(least, most) of N, MIN-MAX or MIN:MAX, for argparse."""
+    found = re.fullmatch(r"([0-9]{1,7})(?:[-:]([0-9]{1,7}))?", text, re.ASCII)
     least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= least <= most <= MAX_GPUS:
-        raise argparse.ArgumentTypeError(f"'{text}' is no range of GPUs; accepted: N or MIN:MAX, such as 1:64")
+        raise argparse.ArgumentTypeError(f"'{text}' is no range of GPUs; accepted: N, MIN-MAX or MIN:MAX, such as 1-64")
     return least, most
 
 
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how good the last predictions were, a row for each program; its columns: {ERRORS.replace(',', ', ')}",
     )
     parser.add_argument(
-        "--gpus", type=sizes, default=(0, 0), metavar="N|MIN:MAX", help="these sizes (default: those that it accepts)"
+        "--gpus", type=sizes, default=(0, 0), metavar="N|MIN-MAX", help="these sizes (default: those that it accepts)"
     )
     parser.add_argument(
         "--type", metavar="TYPE", help="on this kind of GPU, from earlier runs of its program (default: its own kind)"

@@ -5,16 +5,29 @@ nothing: the daemon is asked, never Slurm.
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 from slurm_elastic.protocol.answers.record import columns
 from slurm_elastic.protocol.answers.status import JobStatus, StatusTable
+from slurm_elastic.protocol.errors import ConfigError, ElasticError
+from slurm_elastic.protocol.text import tables
+from slurm_elastic.protocol.text.times import format_time, parse_time
 
 from .. import options
 
 DEFAULT = "JobID,Partition,Name,User,ST,Time,Nodes,GPUs,Target,Min-Max,Batch,Samples/s,Speedup,Reason"
 STALLED = "JobID,Name,User,GPUs,Stalled,Step,Resize,NodeList"
 """With --stalled."""
-SPARE = ("Speedup", "Nodes", "Partition", "Batch", "Min-Max", "User")
+LONG = "JobID,Partition,Name,User,State,Time,Left,GPUs,Held,Target,Min-Max,Batch,Samples/s,Speedup,NodeList,Because"
+"""With --long."""
+STARTS = "JobID,Partition,Name,User,ST,Start,Min-Max,Reason"
+"""With --start."""
+SPARE = ("NodeList", "Held", "Speedup", "Nodes", "Partition", "Batch", "Min-Max", "User")
 """Left out first, in this order, where a terminal is too narrow."""
 FIELDS = columns(JobStatus, capitals=True)
 
@@ -22,20 +35,87 @@ FIELDS = columns(JobStatus, capitals=True)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `selastic status`."""
     options.add_job_filters(parser)
-    parser.add_argument("--stalled", action="store_true", help="only jobs whose training does no step")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--stalled", action="store_true", help="only jobs whose training does no step")
+    kind.add_argument("--start", action="store_true", help="only waiting jobs, by when Slurm expects to start them")
+    kind.add_argument("-l", "--long", action="store_true", help="more columns, the reason in words")
+    by = "by these columns, - in front: the largest first (default: JobID; with --start: Start)"
+    parser.add_argument("-S", "--sort", metavar="[-]FIELD,...", help=by)
+    again = "print it again and again, with the time above it"
+    parser.add_argument("-i", "--iterate", type=options.interval, metavar="SECONDS", help=again)
     options.add_output_options(parser, FIELDS, DEFAULT)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a row per job that is pending or running, and for one named with -j that has ended. A job named that is not
     known ends, after the rows of the others, with exit status 1."""
-    chosen = options.check_format(args, FIELDS, STALLED if args.stalled else DEFAULT)
+    shown = STALLED if args.stalled else STARTS if args.start else LONG if args.long else DEFAULT
+    chosen, by = options.check_format(args, FIELDS, shown), args.sort or ("Start,JobID" if args.start else "JobID")
+    order = [(word[0] == "-", _field(word.lstrip("+-"))) for word in options.words(by)]
+    try:
+        while True:
+            _print(args, chosen, order)
+            if args.iterate is None:
+                return 0
+            time.sleep(args.iterate)
+    except KeyboardInterrupt:
+        if args.iterate is None:
+            raise
+        return 0
+
+
+_Order = Sequence[tuple[bool, tables.Field]]
+"""Columns to sort by, and whether the largest comes first."""
+
+
+def _print(args: argparse.Namespace, chosen: Sequence[tables.Field], order: _Order) -> None:
     rows, unknown = current(args)
     if args.stalled:
         rows = [row for row in rows if row.stalled_since is not None]
+    if args.start:
+        expected = _expected_starts()
+        rows = [replace(row, start_time=expected.get(row.job_id)) for row in rows if row.state == "PENDING"]
+    for backwards, field in reversed(order):
+        known = [row for row in rows if field.text(row)]
+        known.sort(key=lambda row, field=field: _natural(field.text(row)), reverse=backwards)  # type: ignore[misc]
+        rows = known + [row for row in rows if not field.text(row)]
+    if args.iterate is not None:
+        print(format_time(options.clock(), options.clock()))
     options.print_answer(StatusTable(jobs=tuple(rows)), chosen, rows, args, spare=SPARE)
     options.refuse(unknown)
-    return 0
+    if args.iterate is not None:
+        print(flush=True)
+
+
+def _field(name: str) -> tables.Field:
+    try:
+        (field,) = tables.choose(FIELDS, DEFAULT, name)
+    except (ConfigError, ValueError):
+        raise ConfigError(f"--sort {name!r} is no column; selastic status --helpformat lists them") from None
+    return field
+
+
+def _natural(text: str) -> tuple[float, str]:
+    """Numbers and durations by their size, before words."""
+    number = re.match(r"\(?(-?\d+(?:\.\d+)?)(?![\d:-])", text)
+    clock = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if clock:
+        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+        return ((days * 24.0 + hours) * 60 + minutes) * 60 + seconds, ""
+    return (float(number[1]) if number else float("inf")), text
+
+
+def _expected_starts() -> dict[int, float]:
+    """By job, when Slurm expects to start it; without those of which it does not say. Slurm is asked, by the user."""
+    try:
+        done = subprocess.run(
+            ["squeue", "--start", "-h", "-a", "-o", "%A|%S"], capture_output=True, text=True, check=True,
+            timeout=options.LONG_S, env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ElasticError(f"squeue --start does not say when jobs start ({error})") from None
+    lines = (line.partition("|") for line in done.stdout.splitlines())
+    return {int(job): parse_time(at, options.clock()) for job, _, at in lines if at[:1].isdigit()}
 
 
 def current(args: argparse.Namespace) -> tuple[list[JobStatus], list[int]]:

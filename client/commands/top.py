@@ -24,20 +24,10 @@ from .status import DEFAULT, FIELDS, SPARE, current
 CLEAR = "\x1b[H\x1b[2J"
 
 
-def _interval(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.2 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"'{text}' is not accepted; accepted: 0.2 to 3600 seconds")
-    return value
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `selastic top`."""
     parser.add_argument(
-        "-d", "--interval", type=_interval, default=2.0, metavar="SECONDS", help="between refreshes (default: 2)"
+        "-d", "--interval", type=options.interval, default=2.0, metavar="SECONDS", help="between refreshes (default: 2)"
     )
     parser.add_argument("--once", action="store_true", help="print one picture and end")
     options.add_job_filters(parser)

@@ -88,9 +88,9 @@ def _outcome(facts: Explain) -> str:
     job = facts.job
     name = f"Job {shown_id(job)}"
     if words.is_over(job):
-        ended = f" since {words.clock(facts, job.end_time)}" if job.end_time else ""
+        ended = f" at {words.clock(facts, job.end_time)}" if job.end_time else ""
         story = _sizes(facts) if job.managed else f"; it was not managed: {_unmanaged(facts)}"
-        return f"{name} is over ({job.state}){ended}{story}."
+        return f"{name} {words.how_it_ended(job.state)}{ended}{story}."
     if not job.managed:
         return f"{name} is not managed: {_unmanaged(facts)}."
     if job.state == "PENDING":
@@ -154,7 +154,7 @@ def _sections(facts: Explain) -> list[tuple[str, str]]:
     return [
         ("Last", _happened(facts, last) if over and last else ""),
         *(_decided(facts, cause) if cause else _undecided(facts)),
-        *(("How", text) for text in parts.how(cause)),
+        ("How", parts.how(cause)),
         ("Cost", parts.cost(facts, cause)),
         *(("Considered", text) for text in parts.considered(cause or facts.decision)),
         *(("Now", text) for text in parts.now(facts, cause)),

@@ -16,6 +16,27 @@ def is_over(job: JobStatus) -> bool:
     return job.end_time is not None
 
 
+_ENDS = {
+    "COMPLETED": "completed",
+    "FAILED": "failed (its exit status was not 0)",
+    "TIMEOUT": "reached its time limit",
+    "OUT_OF_MEMORY": "ran out of memory",
+    "NODE_FAIL": "lost a node",
+    "PREEMPTED": "was preempted",
+    "CANCELLED": "was cancelled",
+    "DEADLINE": "reached its deadline",
+    "BOOT_FAIL": "failed (a node did not boot)",
+    "ENDED": "ended (Slurm does not say how)",
+}
+
+
+def how_it_ended(state: str) -> str:
+    """A predicate, by Slurm's last state of the job."""
+    word, _, rest = state.partition(" ")
+    said = _ENDS.get(word, f"ended ({word})")
+    return f"{said} {rest}" if rest else said
+
+
 def gpus(count: object) -> str:
     """1 GPU, 2 GPUs."""
     return f"{count} GPU" if count == 1 else f"{count} GPUs"

@@ -57,10 +57,19 @@ def gain(facts: Explain, cause: Decision) -> str:
     evidence = cause.evidence
     if cause.gain is None and cause.reason not in UNWEIGHED and not evidence.tried:
         return f"n/a ({_measured_sizes(facts)})"
-    own = _change(evidence)
+    own = "; ".join(text for text in (_change(evidence), _ends(facts, evidence)) if text)
     shares = [f"{shown_id(facts.job)}: {own}"] if own else []
     shares += _others(evidence)
     return _total(cause) + (f"   ({', '.join(shares)})" if shares else "")
+
+
+def _ends(facts: Explain, evidence: Evidence) -> str:
+    """How much sooner or later the job ends by it; empty where that is not known."""
+    before, after, now = evidence.samples_per_s_from, evidence.samples_per_s_to, facts.job.samples_per_s
+    if facts.job.left_s is None or not (before and after and now):
+        return ""
+    later = facts.job.left_s * now * (1 / after - 1 / before)
+    return f"ends {span(abs(later))} {'later' if later > 0 else 'sooner'}"
 
 
 def _total(cause: Decision) -> str:
@@ -68,12 +77,12 @@ def _total(cause: Decision) -> str:
     unweighed, total = UNWEIGHED.get(cause.reason), round(cause.gain or 0.0, 2)
     none = f"none asked for: {unweighed}" if unweighed else "none"
     if total < 0:
-        return f"{none}; all elastic jobs together lose {-total:.2f} jobs' worth of progress"
+        return f"{none}; all elastic jobs together lose by it"
     if unweighed and not total:
         return none
     if cause.gain is None:
         return f"not known: {words.gpus(cause.gpus_to)} are tried while they are idle, to measure them"
-    return f"cluster {total:+.2f} jobs' worth of progress"
+    return "all elastic jobs together gain by it" if total else none
 
 
 def _others(evidence: Evidence) -> list[str]:
@@ -170,12 +179,9 @@ def checkpoints(facts: Explain) -> str:
     )
 
 
-def how(cause: Decision | None) -> list[str]:
-    """The mechanism, and why none of the others."""
-    if cause is None or cause.mechanism in ("", "batch"):
-        return []
-    not_by = "; ".join(f"{other.mechanism} ({other.why})" for other in cause.evidence.passed_over or ())
-    return [f"by {cause.mechanism.replace('+', ' and ')}", f"not by {not_by}" if not_by else ""]
+def how(cause: Decision | None) -> str:
+    """The mechanism; empty for none."""
+    return "" if cause is None or cause.mechanism in ("", "batch") else f"by {cause.mechanism.replace('+', ' and ')}"
 
 
 def considered(decision: Decision | None) -> list[str]:

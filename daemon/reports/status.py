@@ -130,6 +130,7 @@ def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown |
         speedup=_speedup(store, job, known.decision, gpus, asked),
         stalled_since=stalled_since,
         **({"samples_per_s": 0.0} if stalled_since else {}),
+        left_s=_left_s(measured) if used and not stalled_since else None,
         step_time_s=measured.step_time_median_s if measured else None,
         comm_share=(measured.comm_share or None) if measured else None,
         bottleneck=(measured.bottleneck or None) if measured else None,
@@ -176,6 +177,13 @@ def _measured(report: Report | None, used: InUse | None) -> Report | None:
     if report is None or used is None or used.generation == report.generation or used.gpus == report.gpus:
         return report
     return None
+
+
+def _left_s(report: Report | None) -> float | None:
+    """How long it still trained, at its speed, when it reported."""
+    if report is None or report.samples_left < 1 or report.samples_per_s <= 0:
+        return None
+    return report.samples_left / report.samples_per_s
 
 
 def _held_back(report: Report) -> str | None:

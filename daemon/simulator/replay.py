@@ -62,7 +62,8 @@ def misfit(trace: Sequence[TraceJob], settings: SimulationSettings) -> str:
     """Why the jobs look like those of another cluster, in a sentence; empty: they do not."""
     known, gpus = [row for row in trace if row.wait_s >= 0], settings.gpus
     starts = [(row.submit_s + row.wait_s, row.gpus) for row in known]
-    ends = [(row.submit_s + row.wait_s + row.duration_s, -row.gpus) for row in known]
+    # sacct knows whole seconds: what one gives back another has taken at once.
+    ends = [(row.submit_s + row.wait_s + max(row.duration_s - 2.0, row.duration_s / 2), -row.gpus) for row in known]
     most = max(accumulate(held for _, held in sorted(starts + ends)), default=0)
     larger = sum(row.gpus > gpus for row in trace)
     if larger:

@@ -108,6 +108,10 @@ class JobStatus(JobRecord):
     speedup: float | None = about(
         "throughput against that at its smallest size; - when not known", Column("Speedup", form=number())
     )
+    left_s: float | None = about(
+        "training left at this size, by the script and the last report",
+        Column("Left", form=partial(elapsed, short=True)),
+    )
     step_time_s: float | None = about("median step time, last report")
     input_wait_share: float | None = about(
         "share of a step that waits for input, last report", Column("Input-wait", form=share)

@@ -27,6 +27,8 @@ SHORTEST = 8
 """Columns of a terminal that a text keeps at least."""
 SHORTEST_LAST = 12
 """... the last one, which says why, or what happened."""
+EASY_LAST = 30
+"""... and what it is narrowed to before other columns are cut."""
 _width = unicodedata.east_asian_width
 
 
@@ -182,9 +184,14 @@ def kept(names: Sequence[str], least: Sequence[int], width: int, spare: Sequence
 
 
 def narrowed(widths: Sequence[int], least: Sequence[int], width: int) -> list[int]:
-    """The widths, the widest columns narrowed first, and the last one when the others cannot be narrowed any more."""
+    """The widths: the last column, which is told in several lines, is narrowed to EASY_LAST, then the widest others,
+    and the last one again when those cannot be narrowed any more."""
     found = list(widths)
     surplus = sum(found) + len(found) - 1 - width
+    if found and least[-1] < found[-1]:
+        easy = max(least[-1], min(found[-1], max(found[-1] - max(0, surplus), EASY_LAST)))
+        surplus -= found[-1] - easy
+        found[-1] = easy
     while surplus > 0:
         candidates = [index for index in range(len(found) - 1) if found[index] > least[index]]
         index = max(candidates, key=lambda index: found[index], default=len(found) - 1)
@@ -201,5 +208,5 @@ def least_width(full: int, is_text: bool, is_last: bool) -> int:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """A sentence in lines of so many columns, broken between words. A longer word stays whole."""
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [text]
+    """A sentence in lines of so many columns, broken between words; a longer word is broken as well."""
+    return textwrap.wrap(text, width, break_on_hyphens=False) or [text]

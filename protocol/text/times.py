@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from slurm_elastic.protocol.errors import ConfigError
 
 STANDARD = "%Y-%m-%dT%H:%M:%S"
 ACCEPTED = (
-    "HH:MM[:SS], MMDD[YY], MM/DD[/YY], YYYY-MM-DD[THH:MM[:SS]], today, midnight, noon, now[{+|-}COUNT[UNIT]] "
-    "such as now-1day"
+    "HH:MM[:SS], MMDD[YY], MM/DD[/YY], YYYY-MM-DD[THH:MM[:SS]], today, yesterday, midnight, noon, "
+    "now[{+|-}COUNT[UNIT]] such as now-1day"
 )
 
+_NAMED_DAYS = {"yesterday": -1, "tomorrow": 1}
 _NAMED_HOURS = {"today": 0, "midnight": 0, "elevenses": 11, "noon": 12, "fika": 15, "teatime": 16}
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604_800}
 _UNIT_WORDS = re.compile(r"(s|sec|secs|second|seconds|m|min|mins|minute|minutes|h|hour|hours|d|day|days|w|week|weeks)?")
@@ -64,7 +65,9 @@ def _relative(word: str, now: float) -> datetime | None:
 
 
 def _named(word: str, now: datetime) -> datetime | None:
-    hour = _NAMED_HOURS.get(word)
+    days, hour = _NAMED_DAYS.get(word), _NAMED_HOURS.get(word)
+    if days is not None:  # by the clock on the wall: a day may have 23 hours
+        now, hour = now + timedelta(days=days), 0
     return None if hour is None else now.replace(hour=hour, minute=0, second=0, microsecond=0)
 
 

@@ -46,10 +46,9 @@ def test_a_narrow_terminal_keeps_the_indent(story: Store, viewer: Callable[..., 
 SHRINK = """\
 Job 1215 shrank from 4 to 2 GPUs at 13:20:41, batch 512 -> 256.
   Why         1218 waited for 2 GPUs; too few were idle.
-  Gain        cluster +0.61 jobs' worth of progress   (1215: progress x3.10 -> x1.92, -38%, 1218: +100%)
+  Gain        all elastic jobs together gain by it   (1215: progress x3.10 -> x1.92, -38%, 1218: +100%)
   From        9 reports at 4 GPUs, 4 reports at 2 GPUs, the last 30 s before the decision
   How         by shrink
-              not by requeue (its request does not name it)
   Cost        0.8 s pause (measured)
   Considered  4 GPUs, batch 512: +1.30 for this job, not worth it for all jobs together
               1 GPU, batch 128: -0.80 for this job
@@ -191,8 +190,7 @@ def test_why_a_job_was_not_managed_outlives_it(story: Store, told: Callable[[int
     story.jobs.end(1220, "COMPLETED", at("13:24:00"))
     text = " ".join(told(1220).split())
     assert text.startswith(
-        "Job 1220 is over (COMPLETED) since 13:24:00; it was not managed: its elastic request cannot be used as it"
-        " stands. "
+        "Job 1220 completed at 13:24:00; it was not managed: its elastic request cannot be used as it stands. "
     )
     assert "Why gpus=8-2 has its minimum above its maximum; accepted: gpus=MIN-MAX, MIN <= MAX." in text
     assert "Request elastic:gpus=8-2,batch=128" in text
@@ -203,7 +201,7 @@ def test_why_a_job_was_not_managed_outlives_it(story: Store, told: Callable[[int
 def test_a_job_cancelled_in_the_queue_never_started(story: Store, told: Callable[[int], str]) -> None:
     """It is not blamed for lacking `selastic run`."""
     story.jobs.end(1218, "CANCELLED", at("13:24:00"))
-    assert told(1218).startswith("Job 1218 is over (CANCELLED) since 13:24:00; it never started.\n")
+    assert told(1218).startswith("Job 1218 was cancelled at 13:24:00; it never started.\n")
 
 
 def test_rows_have_every_label_and_text(story: Store, viewer: Callable[..., Any]) -> None:
@@ -211,7 +209,7 @@ def test_rows_have_every_label_and_text(story: Store, viewer: Callable[..., Any]
     told = [(row.label, row.text) for row in rows(reports.explain(story, 1215, viewer(1000), NOW))]
     assert told[0] == ("Outcome", "Job 1215 shrank from 4 to 2 GPUs at 13:20:41, batch 512 -> 256.")
     assert [label for label, _ in told] == [
-        *("Outcome", "Why", "Gain", "From", "How", "How", "Cost", "Considered", "Considered", "Now", "Next", "Next")
+        *("Outcome", "Why", "Gain", "From", "How", "Cost", "Considered", "Considered", "Now", "Next", "Next")
     ]
 
 
@@ -236,7 +234,7 @@ def test_a_job_without_a_supervisor_is_told_to_start_one(told: Callable[[int], s
 def test_a_job_that_is_over_says_so(told: Callable[[int], str]) -> None:
     """After the end nothing is promised any more."""
     text = told(1210)
-    assert text.startswith("Job 1210 is over (COMPLETED) since 11:00:10; it trained on 2 GPUs.\n")
+    assert text.startswith("Job 1210 completed at 11:00:10; it trained on 2 GPUs.\n")
     assert "Next        nothing; its history: selastic acct -j 1210" in text
     assert "pin" not in text
     assert "Why" not in text
@@ -246,7 +244,7 @@ def test_a_resized_job_that_is_over_keeps_its_story(story: Store, viewer: Callab
     """The last resize and its reasons are still told, and how it ended."""
     story.jobs.end(1215, "COMPLETED", at("13:24:40"))
     text = "\n".join(render(reports.explain(story, 1215, viewer(1000), NOW)))
-    assert text.startswith("Job 1215 is over (COMPLETED) since 13:24:40; it trained on 4 -> 2 GPUs.\n")
+    assert text.startswith("Job 1215 completed at 13:24:40; it trained on 4 -> 2 GPUs.\n")
     assert "Last        shrank from 4 to 2 GPUs at 13:20:41, batch 512 -> 256" in text
     assert "Why         1218 waited for 2 GPUs; too few were idle." in text
 
@@ -338,12 +336,12 @@ def test_what_is_predicted_is_told_from_what_is_measured(store: Store, viewer: C
         (
             "shrink_for_job",
             -0.784,
-            "none asked for: waiting jobs come first; all elastic jobs together lose 0.78 jobs' worth of progress",
+            "none asked for: waiting jobs come first; all elastic jobs together lose by it",
         ),
-        ("shrink_for_job", 0.61, "cluster +0.61 jobs' worth of progress"),
+        ("shrink_for_job", 0.61, "all elastic jobs together gain by it"),
         ("shrink_capacity", 0.0, "none asked for: GPUs that are not usable cannot be kept"),
-        ("shrink_limit", -0.2, "none; all elastic jobs together lose 0.20 jobs' worth of progress"),
-        ("grow_share", 0.25, "cluster +0.25 jobs' worth of progress"),
+        ("shrink_limit", -0.2, "none; all elastic jobs together lose by it"),
+        ("grow_share", 0.25, "all elastic jobs together gain by it"),
     ],
 )
 def test_a_gain_is_claimed_only_where_there_is_one(
@@ -397,7 +395,7 @@ def test_evidence_of_another_form_is_not_known(junk: object, store: Store, viewe
     other = {"evidence": dict.fromkeys(KEYS, junk), "alternatives": [{"gpus": 1, "value": junk}, junk]}
     steady(store, gpus_to=4, batch_to=512, gain=0.5, **other)
     text = "\n".join(render(reports.explain(store, 7, viewer(1000), NOW)))
-    assert "cluster +0.50 jobs' worth of progress" in text
+    assert "all elastic jobs together gain by it" in text
     assert "1 GPU: value n/a" in text
     assert not re.search("nan|True|None|junk", text)
 
@@ -492,4 +490,36 @@ def test_a_cancelled_job_is_over(store: Store, viewer: Callable[..., Any]) -> No
     steady(store)
     store.jobs.end(7, "CANCELLED by 1000", at("13:20:00"))
     first = render(reports.explain(store, 7, viewer(1000), NOW))[0]
-    assert first == "Job 7 is over (CANCELLED by 1000) since 13:20:00; it trained on 2 GPUs."
+    assert first == "Job 7 was cancelled by 1000 at 13:20:00; it trained on 2 GPUs."
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("FAILED", "Job 7 failed (its exit status was not 0) at 13:20:00"),
+        ("TIMEOUT", "Job 7 reached its time limit at 13:20:00"),
+        ("OUT_OF_MEMORY", "Job 7 ran out of memory at"),
+        ("ENDED", "Job 7 ended (Slurm does not say how) at"),
+        ("REVOKED", "Job 7 ended (REVOKED) at"),
+    ],
+)
+def test_an_ended_job_says_how_it_ended(state: str, said: str, store: Store, viewer: Callable[..., Any]) -> None:
+    """In words, for Slurm's states and for one that this version does not know."""
+    steady(store)
+    store.jobs.end(7, state, at("13:20:00"))
+    assert render(reports.explain(store, 7, viewer(1000), NOW))[0].startswith(said)
+
+
+def test_a_gain_is_told_by_when_the_job_ends(story: Store, viewer: Callable[..., Any]) -> None:
+    """An hour left at half the speed: it ends half an hour later; nothing of that where what is left is unknown."""
+    facts = reports.explain(story, 1215, viewer(0, admin=True), NOW)
+    cause = facts.last_resize.cause
+    evidence = replace(cause.evidence, samples_per_s_from=1000.0, samples_per_s_to=500.0)
+    last = replace(facts.last_resize, cause=replace(cause, evidence=evidence))
+    for left, said in ((3600.0, "(1215: 1000 -> 500 samples/s, -50%; ends 30 min later, 1218"), (None, "-50%, 1218")):
+        job = replace(facts.job, left_s=left, samples_per_s=500.0)
+        assert said in " ".join("\n".join(render(replace(facts, job=job, last_resize=last))).split())
+    grown = replace(evidence, samples_per_s_from=250.0)
+    last = replace(facts.last_resize, cause=replace(cause, evidence=grown))
+    job = replace(facts.job, left_s=3600.0, samples_per_s=500.0)
+    assert "ends 60 min sooner" in " ".join("\n".join(render(replace(facts, job=job, last_resize=last))).split())

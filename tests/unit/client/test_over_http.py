@@ -9,6 +9,8 @@ import pytest
 from live_api import Daemon, Run
 
 from slurm_elastic.client import options
+from slurm_elastic.client.commands import status as status_command
+from slurm_elastic.client.commands.status import _natural
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import PredictionRow
@@ -43,12 +45,69 @@ def test_status_shows_my_jobs(daemon: Daemon, run: Run) -> None:
         (["-a", "-s", "PD"], ["1218"]),
         (["-s", "running", "-A", "physics", "-r", "gpu"], ["1207", "1215", "1221"]),
         (["-A", "chemistry"], []),
+        (["-a", "-t", "PD"], ["1218"]),
+        (["-a", "--states", "R,PD", "--me"], ["1207", "1215", "1221"]),
+        (["-a", "--sort=-GPUs,jobid"], ["1207", "1215", "1218", "1220", "1221"]),
     ],
 )
 def test_status_filters(words: list[str], jobs: list[str], daemon: Daemon, run: Run) -> None:
     """sacct's letters choose jobs; another user's hidden facts match no filter."""
     status, out, _ = run("status", "-nP", "-o", "jobid", *words)
     assert (status, out.split()) == (0, jobs)
+
+
+def test_status_sorts_by_size_of_numbers_and_times(daemon: Daemon, run: Run) -> None:
+    """Several columns, each in its own direction; what is not known comes last."""
+    _, out, _ = run("status", "-anP", "-o", "gpus,jobid", "--sort=-gpus,-jobid")
+    rows = [line.split("|") for line in out.split()]
+    known = [(int(gpus), int(job)) for gpus, job in rows if gpus]
+    assert known == sorted(known, reverse=True) and not any(gpus for gpus, _ in rows[len(known) :])
+    texts = ["9:59", "10:00", "1:00:00", "2-00:00:00"]
+    assert sorted(reversed(texts), key=_natural) == texts and sorted(["10", "4*", "(8)"], key=_natural)[0] == "4*"
+
+
+def test_status_asks_slurm_when_waiting_jobs_start(
+    daemon: Daemon, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--start: waiting jobs only, with squeue's time; N/A stays unknown; without squeue one sentence."""
+    daemon.caller.viewer = Viewer(0, admin=True)
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\nprintf '1218|2026-11-20T15:00:00\\n9|N/A\\n'\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert run("status", "--start", "-anP", "-o", "jobid,start")[1].split() == ["1218|2026-11-20T15:00:00"]
+    squeue.write_text("#!/bin/sh\nexit 1\n")
+    status, _, error = run("status", "--start", "-a")
+    assert status == 1 and "squeue --start does not say when jobs start" in error
+
+
+def test_status_again_and_again_until_ctrl_c(daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """-i: the time and the table, twice here; Ctrl-C is a clean end."""
+    waited = list[float]()
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status_command.time, "sleep", sleep)
+    status, out, _ = run("status", "-i", "5", "-o", "jobid")
+    assert (status, waited, out.count("JOBID")) == (0, [5.0, 5.0], 2)
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("words", [("acct", "-j", "1215"), ("events", "1215"), ("status", "-al")])
+def test_tables_fit_the_terminal(
+    words: tuple[str, ...], width: int, daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No line is longer than the terminal, and `acct` and `events` cut nothing: texts are told in several lines."""
+    nodes = [f"gpu-node-{number:04}" for number in range(20)]
+    daemon.store.events.add(1215, "resize_issued", "selasticd", {"nodes": nodes}, steady_now())
+    wide = run(*words)[1]
+    monkeypatch.setattr(options, "terminal_width", lambda: width)
+    narrow = run(*words)[1]
+    assert max(map(len, narrow.splitlines())) <= width < max(map(len, wide.splitlines()))
+    assert "+" not in narrow or words[0] == "status"
 
 
 def test_status_shows_what_stands_still(daemon: Daemon, run: Run) -> None:
