@@ -137,9 +137,12 @@ def of_the_site(refusal: str) -> bool:
     return not unanswered(refusal) and not any(words in refusal for words in _SLURMS_OWN)
 
 
-def renamed(job: SlurmJob, base_id: int, resize_id: int) -> str:
-    """Why selasticd would not know this job for a companion of that resize: a rule of the site changed what it was
-    submitted with. Empty: it would."""
+def not_as_asked(job: SlurmJob, base_id: int, resize_id: int, shape: Shape, whole_nodes: bool) -> str:
+    """What a rule of the site has made of a companion of this shape, so that selasticd would not know it for one of
+    that resize, or training would be larger than planned. Empty: nothing of the kind."""
+    if not whole_nodes and (len(job.nodes) > shape.nodes or max(job.gpus) > shape.gpus_per_node > 0):
+        held = f"companion {job.job_id} holds {sum(job.gpus)} GPUs on {','.join(job.nodes)}"
+        return f"{held}; asked for: {shape.gpus_per_node} on each of {shape.nodes}"
     tag = f"{TAG}{base_id};resize={resize_id}"
     if job.name == f"selastic-{base_id}" and tag in job.comment:
         return ""

@@ -59,6 +59,8 @@ class CompanionRequest:
     job_id: int = 0
     minutes: int | None = None
     """The time limit that it was asked for with; None: none."""
+    whole_nodes: bool = False
+    """It gets all GPUs of its nodes, as its base has."""
     dropped: str = ""
     reported: bool = False
 
@@ -157,6 +159,7 @@ class Companions:
             return
         left = [minutes_left(base.end_time, now), asked.shape.minutes or None]
         asked.minutes = min((one for one in left if one is not None), default=None)
+        asked.whole_nodes = base.exclusive
 
         def answered(ended: Ended) -> None:
             refused, others = said(ended.err), asked.forms[1:]
@@ -231,7 +234,7 @@ class Companions:
             self._grant(asked, job)
 
     def _grant(self, asked: CompanionRequest, job: SlurmJob) -> None:
-        why = commands.renamed(job, self._base, asked.resize_id)
+        why = commands.not_as_asked(job, self._base, asked.resize_id, asked.shape, asked.whole_nodes)
         try:
             piece = job.piece("companion", self._nproc)
         except ValueError as error:

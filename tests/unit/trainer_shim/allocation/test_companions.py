@@ -21,7 +21,8 @@ from slurm_elastic.trainer_shim.control.event_loop import Children, Loop
 
 SHAPE = Shape(1, 1)
 JOB = """JobId=%s JobName=%s Partition=p Account=a JobState=RUNNING BatchHost=n1 EndTime=%s Comment=%s"""
-HOLDS = " Nodes=n1 CPU_IDs=0-1 Mem=0 GRES=gpu:$([ -e poor ] && echo 0 || echo 1)"
+GPUS = "$([ -e poor ] && echo 0 || cat gpus 2>/dev/null || echo 1)"
+HOLDS = f" Nodes=$(cat nodes 2>/dev/null || echo n1) CPU_IDs=0-1 Mem=0 GRES=gpu:{GPUS}"
 COMMANDS = {
     "scontrol": f"""
         [ "$1" = update ] && {{ echo "$@" >>updated; touch fits; exit; }}
@@ -224,6 +225,30 @@ def test_a_companion_that_the_site_names_otherwise_is_given_back(
             isinstance(told, CompanionRefused) and "selastic-100 and selastic:companion-of=100;resize=1" in told.detail
         )
         assert (to or "the comment ''") in told.detail
+
+
+@pytest.mark.parametrize(
+    ("changed", "to", "told"), [("gpus", "4", "4 GPUs on n1"), ("nodes", "n1,n2", "2 GPUs on n1,n2")]
+)
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_a_companion_that_holds_more_than_was_asked_for_is_given_back(
+    site: Site, changed: str, to: str, told: str, exclusive: bool
+) -> None:
+    """A rule of the site gave it whole nodes, or more of them: training would be larger than planned. An exclusive
+    job's companions have whole nodes."""
+    (site.folder / changed).write_text(to)
+    scontrol = site.folder / "bin" / "scontrol"
+    scontrol.write_text(
+        scontrol.read_text().replace("Partition=p", f"OverSubscribe={'NO' if exclusive else 'OK'} Partition=p")
+    )
+    site.companions.submit(1, 0, SHAPE, 600.0)
+    site.until(lambda: site.events)
+    granted = site.events.pop()
+    if exclusive:
+        assert isinstance(granted, CompanionGranted)
+    else:
+        assert isinstance(granted, CompanionRefused) and f"holds {told}; asked for: 1 on each of 1" in granted.detail
+        site.until(lambda: site.jobs() == ["1000"])
 
 
 @pytest.mark.parametrize(
