@@ -37,7 +37,11 @@ COMMANDS = (
     Command("events", _HERE + "events", "the timeline of everything done to a job"),
     Command("plan", _HERE + "plan", "the last plan for all jobs, or one computed now"),
     Command("review", _HERE + "review", "what would have been done while the daemon did not act, and its gain"),
-    Command("report", "slurm_elastic.client.report.command", "one HTML page of how jobs have gone"),
+    Command(
+        "report",
+        "slurm_elastic.client.report.command",
+        "what jobs did with their GPU-hours, and what it brought",
+    ),
     Command("top", _HERE + "top", "the status table, refreshed in place"),
     Command("pin", _HERE + "pin", "hold a job at a size"),
     Command("unpin", _HERE + "pin", "let a pinned job be resized again", "add_unpin_arguments", "run_unpin"),

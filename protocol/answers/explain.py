@@ -120,6 +120,7 @@ class Measurement:
     last_at: float
     noise_scale: float = about("gradient noise scale in samples; 0: not measured")
     input_wait_share: float = about("share of a step that waits for input; 0: none, or not known", default=0.0)
+    comm_share: float = about("share of a step in communication that nothing hides; 0: not known", default=0.0)
 
 
 @record

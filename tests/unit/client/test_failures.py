@@ -87,10 +87,10 @@ def test_what_goes_wrong_has_a_status_and_a_sentence(
 
 
 def test_a_page_is_not_written_to_a_terminal(daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`selastic report` typed by itself says where the page can go; into a pipe it goes as ever."""
+    """`selastic report --page` typed by itself says where the page can go; into a pipe it goes as ever."""
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    status, out, err = run("report", "-a")
-    assert (status, out) == (2, "") and "accepted: --html FILE" in err
+    status, out, err = run("report", "-a", "--page")
+    assert (status, out) == (2, "") and "accepted: --page FILE" in err
     assert run("report", "-a", "--json")[0] == 0
 
 

@@ -242,7 +242,7 @@ def test_review_and_report_answer(daemon: Daemon, run: Run, tmp_path: Path) -> N
     assert Client().call(routes.ADVICE, query=window) == Client().call(routes.REVIEW, query=window)
     status, out, err = run("review", "-j", "99")
     assert (status, out) == (1, "") and "job 99 is not known" in err
-    status, out, _ = run("report", "-S", "2026-11-20")
+    status, out, _ = run("report", "-S", "2026-11-20", "--page")
     assert status == 0 and out.startswith("<!DOCTYPE html>") and "resnet" in out and "secret" not in out
 
 

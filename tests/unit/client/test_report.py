@@ -14,6 +14,7 @@ import sample_history
 
 from slurm_elastic.client import main, options
 from slurm_elastic.client.commands import review
+from slurm_elastic.client.report.hours import hours, summary
 from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.models.cache import observation
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
@@ -24,6 +25,7 @@ from slurm_elastic.protocol.answers.usage import CurvePoint, Usage
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.api.routes import WindowQuery
 from slurm_elastic.protocol.errors import ElasticError
+from slurm_elastic.protocol.text.cells import number
 
 
 @pytest.fixture
@@ -66,6 +68,47 @@ def test_the_report_shows_ones_own(store: Store, viewer: Callable[..., Any]) -> 
     told = reports.usage(store, viewer(sample_history.ALICE), sample_history.END, start=sample_history.START)
     assert [job.job_id for job in told.jobs] == [11, 13]
     assert {row.job_id for row in told.allocations} == {11, 13}
+
+
+def test_hours_are_accounted_for(course: Usage) -> None:
+    """Held is the sum of its parts; of a step waits and communication by their shares; idle before, between and after
+    worlds; the gain by the speed measured at the first size, with the model's doubt; none where no size changed."""
+    chars, _, vit = course.jobs
+    seen = tuple(replace(one, input_wait_share=0.25, comm_share=0.5) for one in chars.measured if one.gpus == 24)
+    others = tuple(one for one in chars.measured if one.gpus != 24)
+    jobs = (replace(chars, measured=(*seen, *others), start_time=sample_history.START - 360), *course.jobs[1:])
+    begins = sample_history.START - 3600
+    usage = replace(course, start=begins, jobs=jobs)
+    row, _, small = hours(usage, "job")
+    own = [one for one in course.allocations if one.job_id == 11]
+    assert row.held == pytest.approx(sum(one.gpu_hours for one in own) + 0.4)
+    assert row.idle == pytest.approx(4 * 360 / 3600), "six minutes on its four GPUs until the first world"
+    assert row.trained + row.input + row.comm + row.pauses + row.idle == pytest.approx(row.held)
+    at_24 = 24 * (1300.0 - 0.4) / 3600
+    assert (row.input, row.comm) == (pytest.approx(at_24 / 4), pytest.approx(at_24 / 2))
+    slow = next(one.samples_per_s for one in chars.measured if one.gpus == 4)
+    spent = sum(one.elapsed_s for one in own)
+    assert row.sooner_s == pytest.approx(sum(one.samples for one in own) / slow - spent) and row.sooner_s > 3600
+    assert row.doubt_s is not None and 0 < row.doubt_s < row.sooner_s
+    alone = replace(usage, jobs=(vit,), allocations=tuple(one for one in usage.allocations if one.job_id == 13)[:1])
+    assert hours(alone, "job")[0].sooner_s is None and small.name == "vit-large"
+
+
+@pytest.mark.parametrize(
+    ("by", "names"),
+    [("user", ["alice", "bob"]), ("account", ["lab"]), ("cluster", ["all"]), ("month", ["2026-09"])],
+)
+def test_hours_by_whose_they_were(by: str, names: list[str], course: Usage) -> None:
+    """Sums are those of the jobs, doubts add up as those of independent figures; the sentences are of all of it."""
+    each, groups = hours(course, by="job"), hours(course, by)
+    assert [row.of for row in groups] == names
+    assert sum(row.held for row in groups) == pytest.approx(sum(row.held for row in each))
+    whole = hours(course, "cluster")[0]
+    assert whole.doubt_s == pytest.approx(sum((row.doubt_s or 0.0) ** 2 for row in each) ** 0.5)
+    first, second = summary(groups)
+    assert first.startswith(f"{number()(whole.held)} GPU-hours were held: ") and "% in computing" in first
+    assert "sooner in all, give or take" in second
+    assert summary([]) == ["no job trained in this time"]
 
 
 def test_advice_against_what_was(store: Store, viewer: Callable[..., Any]) -> None:
@@ -135,7 +178,7 @@ def test_the_commands_print_what_they_were_told(
     assert capsys.readouterr().out == "" and "chars" in (tmp_path / "page.html").read_text()
     assert [file.name for file in tmp_path.iterdir() if "page" in file.name] == ["page.html"]
     assert main.main(["report", "-a", "--html", str(tmp_path / "none" / "page.html")]) == 1
-    assert "name another file with --html" in capsys.readouterr().err
+    assert "name another file with --page" in capsys.readouterr().err
     for place in ("", str(tmp_path)):
         assert main.main(["report", "-a", "--html", place]) == 2
         assert "is no file; accepted: a file's path, or -" in capsys.readouterr().err
@@ -143,7 +186,10 @@ def test_the_commands_print_what_they_were_told(
     assert main.main(["report", "-a", "--text"]) == 0
     assert "median pause" in capsys.readouterr().out
     assert main.main(["report", "-a", "--json", "-j", "11"]) == 0
-    assert [job["job_id"] for job in json.loads(capsys.readouterr().out)["jobs"]] == [11]
+    told = json.loads(capsys.readouterr().out)
+    assert [job["job_id"] for job in told["jobs"]] == [11] and told["hours"][0]["of"] == "11"
+    assert main.main(["report", "-a", "--by", "user", "-o", "of,held"]) == 0
+    assert capsys.readouterr().out.split()[:6] == ["Of", "Held", "-----", "----", "alice", "12.0"]
 
 
 def test_a_page_without_jinja2_is_one_sentence(
