@@ -24,6 +24,10 @@ WITHOUT_LOOP = (
     "the script has ended without a loop of the job, so that each worker ran it for itself; accepted: "
     "job = elastic.join(...), and then `for epoch in job.epochs(n):` or `while job.next():`"
 )
+LEFT_ALONE = (
+    "worker {} has left the job's loop, and others went on: what ends a training has to be the same on each worker, "
+    "also on one that joins or starts again; accepted: job.global_step, job.epoch, or what job.keep() was given"
+)
 CULPRIT_S = 1.0
 REFUSED = f"{TrainingError.__qualname__} at "
 """What the origin of such an error begins with."""
@@ -58,7 +62,7 @@ class Restarts(Part[SupervisorContext]):
             events.Restart: self._restart,
             events.ReplicasDiffer: self._differ,
             events.WorkerExit: self._exited,
-            CulpritTimer: lambda event: self._restart(events.Restart(self._broken, EXIT_LOST)),
+            CulpritTimer: lambda event: self._world_broke(),
             events.WorkerLost: self._disconnected,
             events.WorkerFailed: self._must_end,
             DisconnectedTimer: self._kill_disconnected,
@@ -261,6 +265,16 @@ class Restarts(Part[SupervisorContext]):
             context.emit(events.TrainingOver({}))
         else:
             self._failed(worker, event)
+
+    def _world_broke(self) -> None:
+        """Nobody's end explains it, but for one that has left the loop: what follows would be another training."""
+        workers = list(self._context.workers.values())
+        left = next((worker.name for worker in workers if worker.done and not worker.finished), "")
+        if left and any(worker.exited and not worker.done for worker in workers):
+            self._context.do(Print(LEFT_ALONE.format(left)))
+            self._context.end(1)
+        else:
+            self._restart(events.Restart(self._broken, EXIT_LOST))
 
     def _say_without_loop(self, worker: Worker) -> None:
         """A script that has ended well and never came to a loop: said once."""

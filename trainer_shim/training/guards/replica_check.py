@@ -217,6 +217,12 @@ class ReplicaCheck:
         found: list[tuple[int, int, str]] = []
         for name in dict.fromkeys(name for _, values, _ in everyone for name in values):
             found += _odd({rank: (entry[1].get(name),) for rank, entry in enumerate(everyone)}, name)
+        if found and "'s group " in found[0][2]:  # no fault of a node: who starts again sets it as it did before
+            rank, other, name = found[0]
+            raise TrainingError(
+                f"rank {rank} holds another {name} than rank {other} after step {held.step}; accepted: one that is set "
+                "by job.global_step, or by what job.keep() was given, alike on a worker that joins or starts again"
+            )
         for key in dict.fromkeys(repr(key) for key, *_ in everyone):
             same = {rank: entry[2] for rank, entry in enumerate(everyone) if repr(entry[0]) == key}
             for name in dict.fromkeys(name for sums in same.values() for name in sums):

@@ -76,3 +76,11 @@ def test_a_script_without_a_loop_is_told_so(start: Start, tmp_path: Path) -> Non
         else:
             assert run.wait() == 0
             assert run.text().count("the script has ended without a loop of the job") == 1, run.text()
+
+
+def test_a_worker_that_leaves_the_loop_alone_is_told_so(start: Start, tmp_path: Path) -> None:
+    """As with a counter that begins anew on a joiner: it is the end, and no restart that would train on."""
+    (tmp_path / "train.py").write_text(TRAIN.replace("job.log(", "    if job.rank == 0:\n        break\njob.log("))
+    run = start("--nproc 2", 400, 2, 0, alone=True)
+    assert run.wait() == 1, run.text()
+    assert "has left the job's loop, and others went on" in run.text() and "starting again" not in run.text()

@@ -128,6 +128,21 @@ def test_a_companion_that_is_lost_does_not_stop_the_last_checkpoint() -> None:
     assert drive.exits() == [143]
 
 
+@pytest.mark.parametrize(("said", "signal", "alone"), [(False, 0, True), (True, 0, False), (False, 9, False)])
+def test_a_worker_that_leaves_the_loop_alone_ends_the_job(said: bool, signal: int, alone: bool) -> None:
+    """The others' world breaks, and to start again would train more than its script says. Not where the training was
+    over, or where somebody was killed."""
+    drive = Drive().up()
+    first, second, *_ = drive.members()
+    drive.say(first, "done", step=9, samples=9, epoch=1, finished=said)
+    drive(WorkerExit(first, 0))
+    drive(WorkerExit(second, 0 if signal else EXIT_LOST, signal))
+    drive.wait(5.0)
+    assert drive.exits() == [1] * alone
+    text = "\n".join(line.text for line in drive.every(Print))
+    assert ("starting again" in text) != alone and (f"worker {first} has left the job's loop" in text) == alone
+
+
 def test_without_rank_0_nothing_more_is_waited_for() -> None:
     """It is the one that writes."""
     drive = Drive().up()
