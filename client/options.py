@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -22,9 +22,9 @@ from slurm_elastic.protocol.answers.common import JobRecord, not_known
 from slurm_elastic.protocol.answers.history import PlanRow
 from slurm_elastic.protocol.answers.record import read
 from slurm_elastic.protocol.answers.status import SHORT_STATES, JobStatus
-from slurm_elastic.protocol.errors import ConfigError, NotFound
+from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, NotFound
 from slurm_elastic.protocol.text import tables
-from slurm_elastic.protocol.text.times import ACCEPTED, check_window, parse_time
+from slurm_elastic.protocol.text.times import ACCEPTED, check_window, format_time, parse_time
 
 J = TypeVar("J", bound=JobRecord)
 R = TypeVar("R")
@@ -75,6 +75,22 @@ def interval(text: str) -> float:
     if not 0.2 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"'{text}' is not accepted; accepted: 0.2 to 3600 seconds")
     return value
+
+
+def again(seconds: float, show: Callable[[], None]) -> int:
+    """Show it under the time, again and again, until Ctrl-C, which is a clean end; a daemon that does not answer is
+    asked again."""
+    try:
+        while True:
+            print(format_time(clock(), clock()))
+            try:
+                show()
+            except DaemonUnreachable as error:
+                print(error)
+            print(flush=True)
+            time.sleep(seconds)
+    except KeyboardInterrupt:
+        return 0
 
 
 def words(text: str) -> list[str]:

@@ -8,7 +8,6 @@ import argparse
 import os
 import re
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from slurm_elastic.protocol.answers.record import columns
 from slurm_elastic.protocol.answers.status import JobStatus, StatusTable
 from slurm_elastic.protocol.errors import ConfigError, ElasticError
 from slurm_elastic.protocol.text import tables
-from slurm_elastic.protocol.text.times import format_time, parse_time
+from slurm_elastic.protocol.text.times import parse_time
 
 from .. import options
 
@@ -37,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_job_filters(parser)
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--stalled", action="store_true", help="only jobs whose training does no step")
+    kind.add_argument("--no-step", action="store_true", help="only jobs that hold GPUs and do no step, or never did")
     kind.add_argument("--start", action="store_true", help="only waiting jobs, by when Slurm expects to start them")
     kind.add_argument("-l", "--long", action="store_true", help="more columns, the reason in words")
     by = "by these columns, - in front: the largest first (default: JobID; with --start: Start)"
@@ -49,19 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a row per job that is pending or running, and for one named with -j that has ended. A job named that is not
     known ends, after the rows of the others, with exit status 1."""
-    shown = STALLED if args.stalled else STARTS if args.start else LONG if args.long else DEFAULT
+    shown = STALLED if args.stalled or args.no_step else STARTS if args.start else LONG if args.long else DEFAULT
     chosen, by = options.check_format(args, FIELDS, shown), args.sort or ("Start,JobID" if args.start else "JobID")
     order = [(word[0] == "-", _field(word.lstrip("+-"))) for word in options.words(by)]
-    try:
-        while True:
-            _print(args, chosen, order)
-            if args.iterate is None:
-                return 0
-            time.sleep(args.iterate)
-    except KeyboardInterrupt:
-        if args.iterate is None:
-            raise
+    if args.iterate is None:
+        _print(args, chosen, order)
         return 0
+    return options.again(args.iterate, lambda: _print(args, chosen, order))
 
 
 _Order = Sequence[tuple[bool, tables.Field]]
@@ -72,6 +66,9 @@ def _print(args: argparse.Namespace, chosen: Sequence[tables.Field], order: _Ord
     rows, unknown = current(args)
     if args.stalled:
         rows = [row for row in rows if row.stalled_since is not None]
+    if args.no_step:
+        running = [row for row in rows if row.managed and row.state == "RUNNING"]
+        rows = [row for row in running if row.stalled_since is not None or not row.step]
     if args.start:
         expected = _expected_starts()
         rows = [replace(row, start_time=expected.get(row.job_id)) for row in rows if row.state == "PENDING"]
@@ -79,12 +76,8 @@ def _print(args: argparse.Namespace, chosen: Sequence[tables.Field], order: _Ord
         known = [row for row in rows if field.text(row)]
         known.sort(key=lambda row, field=field: _natural(field.text(row)), reverse=backwards)  # type: ignore[misc]
         rows = known + [row for row in rows if not field.text(row)]
-    if args.iterate is not None:
-        print(format_time(options.clock(), options.clock()))
     options.print_answer(StatusTable(jobs=tuple(rows)), chosen, rows, args, spare=SPARE)
     options.refuse(unknown)
-    if args.iterate is not None:
-        print(flush=True)
 
 
 def _field(name: str) -> tables.Field:

@@ -17,7 +17,7 @@ from slurm_elastic.db.rows import PredictionRow
 from slurm_elastic.protocol.answers.probes import Remembered
 from slurm_elastic.protocol.api import routes
 from slurm_elastic.protocol.api.client import Client
-from slurm_elastic.protocol.errors import ElasticError
+from slurm_elastic.protocol.errors import DaemonUnreachable, ElasticError
 from slurm_elastic.protocol.messages import Probed, Tried, Unreached
 
 
@@ -82,17 +82,22 @@ def test_status_asks_slurm_when_waiting_jobs_start(
 
 
 def test_status_again_and_again_until_ctrl_c(daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """-i: the time and the table, twice here; Ctrl-C is a clean end."""
+    """-i: the time and the table, twice here, though selasticd is away for the second one; Ctrl-C is a clean end."""
     waited = list[float]()
+
+    def away(_: object) -> None:
+        raise DaemonUnreachable("selasticd does not answer")
 
     def sleep(seconds: float) -> None:
         waited.append(seconds)
+        monkeypatch.setattr(status_command, "current", away)
         if len(waited) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(status_command.time, "sleep", sleep)
+    monkeypatch.setattr(options.time, "sleep", sleep)
     status, out, _ = run("status", "-i", "5", "-o", "jobid")
-    assert (status, waited, out.count("JOBID")) == (0, [5.0, 5.0], 2)
+    assert (status, waited, out.count("JOBID")) == (0, [5.0, 5.0], 1)
+    assert "selasticd does not answer" in out
 
 
 @pytest.mark.parametrize("width", [80, 100])
@@ -115,6 +120,8 @@ def test_status_shows_what_stands_still(daemon: Daemon, run: Run) -> None:
     daemon.store.allocations.stall(1215, steady_now() - 3000)
     status, out, _ = run("status", "--stalled", "-nP", "-o", "jobid,samples/s,stalled")
     assert status == 0 and out.startswith("1215|0.00|50:") and out.count("\n") == 1
+    _, out, _ = run("status", "--no-step", "-anP", "-o", "jobid,st")
+    assert out.split() == ["1215|R", "1221|R"], "nothing speaks for the second one"
 
 
 def test_root_sees_everybody_with_names(daemon: Daemon, run: Run) -> None:
