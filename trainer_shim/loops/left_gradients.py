@@ -24,8 +24,6 @@ class Left:
 
     optimizer: torch.optim.Optimizer
     parameter: torch.Tensor
-    gradient: torch.Tensor
-    version: int
     added_to: bool = False
     cleared: bool = False
 
@@ -37,9 +35,7 @@ class Left:
     def is_there(self) -> bool:
         """Whether it was neither taken away nor set to zero."""
         now = self.parameter.grad
-        if now is None or (now is self.gradient and _plain(now)._version == self.version):
-            return now is not None
-        return bool(_plain(now).any()) if now.layout == torch.strided else True
+        return now is not None and (bool(_plain(now).any()) if now.layout == torch.strided else True)
 
     @property
     def used(self) -> bool:
@@ -70,7 +66,7 @@ class LeftGradients:
             for group in optimizer.param_groups:
                 entry = next((entry for entry in group["params"] if entry.grad is not None), None)
                 if entry is not None:
-                    self._left.append(Left(optimizer, entry, entry.grad, _plain(entry.grad)._version))
+                    self._left.append(Left(optimizer, entry))
         if self._left and not stepped and not self._scaled():
             raise TrainingError(
                 "no optimizer was stepped since job.next(), or for a batch of job.loader(), and a resize would lose "

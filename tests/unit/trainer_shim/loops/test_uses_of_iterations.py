@@ -340,9 +340,12 @@ def test_a_group_that_is_added_in_the_loop_is_refused_at_its_step(made: list[ela
     assert job.global_step == 1
 
 
-@pytest.mark.parametrize("to_none", [False, True])
-def test_gradients_that_are_cleared_before_a_step_may_be_left(made: list[elastic.Job], to_none: bool) -> None:
-    """The first network's loss adds to what the second one has left, which is cleared before it counts."""
+@pytest.mark.parametrize(("to_none", "behind"), [(False, False), (True, False), (False, True)])
+def test_gradients_that_are_cleared_before_a_step_may_be_left(
+    made: list[elastic.Job], to_none: bool, behind: bool
+) -> None:
+    """The first network's loss adds to what the second one has left, which is cleared before it counts. Zeros, in an
+    iteration's end, are nothing that is left."""
     job = elastic.join(batch=8)
     made.append(job)
     models = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)]
@@ -354,9 +357,12 @@ def test_gradients_that_are_cleared_before_a_step_may_be_left(made: list[elastic
             if number and job.global_step == 2:
                 continue
             job.share(8)
-            optimizer.zero_grad(set_to_none=to_none)
+            if not behind:
+                optimizer.zero_grad(set_to_none=to_none)
             nets[1](nets[0](X) if number == 0 else X).mean().backward()
             optimizer.step()
+        for optimizer in optimizers if behind else []:
+            optimizer.zero_grad(set_to_none=False)
     assert job.global_step == 4
 
 
