@@ -49,14 +49,16 @@ class Programs(StorePart):
             if job_id in self._programs:
                 return self._programs[job_id]
         with self._db.lock:
+            active = select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))
             if not self._programs_read:
                 # All jobs at once: one by one they would take seconds.
-                active = select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))
                 self._remember_programs(self._load_programs(active))
                 self._programs_read = True
             if job_id not in self._programs:
-                self._remember_programs(self._load_programs(select(literal(job_id))))
-            return self._programs[job_id]
+                self._remember_programs(self._load_programs(active.where(schema.jobs.c.job_id == job_id)))
+            if job_id in self._programs:
+                return self._programs[job_id]
+            return self._load_programs(select(literal(job_id)))[job_id]  # of one that has ended, nobody would forget it
 
     def _load_programs(self, jobs: Select[tuple[int]]) -> dict[int, tuple[str, str] | None]:
         """Of these jobs: a query for their ids."""
