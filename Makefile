@@ -27,7 +27,8 @@ AGAIN = --reruns 1 -rR
 test: ready slurm hooks-deps lint types contracts  ## every check and test, those on a private real Slurm included
 	@echo "tests: four runs at a time; each prints when it is done"
 	@$(MAKE) --no-print-directory -k -j4 --output-sync=target $(addprefix -o ,ready slurm hooks-deps) \
-		test-hosts test-cluster test-sites test-shim test-unit test-main-job
+		test-hosts test-cluster test-sites test-shim test-unit test-main-job \
+		test-gpu GPU_PYTHON=$(BIN)/python WITHOUT_GPU=skip
 
 check: ready  ## for every day, in about two minutes: lint, types, contracts, and the unit tests without torch
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint types contracts test-unit
@@ -43,11 +44,12 @@ contracts: ready  ## which part may import which
 	PYTHONPATH=packaging/namespace $(BIN)/lint-imports
 
 SHIM_TESTS = tests/unit/trainer_shim
+STAND_IN_TESTS = tests/unit/gpu/stand_in
 test-unit: ready  ## the tests that need neither Slurm nor torch
-	MAKEFLAGS= $(BIN)/python -m pytest -n 3 --dist worksteal --durations=12 --ignore=$(SHIM_TESTS) tests/unit tests/packaging
+	MAKEFLAGS= $(BIN)/python -m pytest -n 3 --dist worksteal --durations=12 --ignore=$(SHIM_TESTS) --ignore=$(STAND_IN_TESTS) tests/unit tests/packaging
 
 test-shim: ready hooks-deps  ## the trainer shim and its supervisor, in real worlds of torch
-	MAKEFLAGS= $(BIN)/python -m pytest -n 2 --dist worksteal $(AGAIN) --durations=12 $(SHIM_TESTS)
+	MAKEFLAGS= $(BIN)/python -m pytest -n 2 --dist worksteal $(AGAIN) --durations=12 $(SHIM_TESTS) $(STAND_IN_TESTS)
 
 test-rehearse: ready  ## every fault that `selastic rehearse` is to find in a script; `make test` tries six
 	SELASTIC_REHEARSE_ALL=1 MAKEFLAGS= $(BIN)/python -m pytest -n 2 --dist worksteal tests/unit/trainer_shim/rehearse
@@ -76,8 +78,9 @@ soak-growth: ready  ## what grows while one training is resized, and short jobs 
 	$(BIN)/python tests/support/torch_growth.py
 
 # SOAK_ARGS: --resizes, --kills, --seed.
-soak-training: ready  ## of which: a training alone, its parameters replayed
+soak-training: ready  ## of which: a training alone, its parameters replayed; and the same on stand-ins for GPUs and NCCL
 	$(BIN)/python tests/support/soak.py training $(SOAK_ARGS)
+	$(BIN)/python tests/support/soak.py training --gpus --resizes 40 --kills 20 $(SOAK_ARGS)
 
 ROUNDS ?= 100
 SEED ?= 1
@@ -125,8 +128,8 @@ bench-resize: slurm  ## the pause of a resize, beside a cold restart and torchru
 # They need torch and this tree alone, of any Python that has torch (PYTHON=), and six minutes on one GPU. Named together
 # they are one run with one table: what fails in one does not keep the other from running. WITHOUT_GPU=skip: no error.
 OUT ?= build/gpu
-GPU_RUN = $(PYTHON) tests/gpu/runner.py --out $(OUT) $(GPU_ARGS)
-test-gpu:  ## checks on a real GPU: forks, NCCL, checkpoints (PYTHON= OUT= GPU_ARGS=)
+GPU_RUN = $(or $(GPU_PYTHON),$(PYTHON)) tests/gpu/runner.py --out $(OUT) $(GPU_ARGS)
+test-gpu:  ## checks on a real GPU, or else on the stand-in for one: forks, NCCL, checkpoints (PYTHON= OUT= GPU_ARGS=)
 	@$(GPU_RUN) $(filter test-gpu bench-gpu,$(MAKECMDGOALS))
 
 bench-gpu:  ## figures of a real GPU: forming, overhead, pauses, step times (PYTHON= OUT= GPU_ARGS=)
@@ -168,7 +171,7 @@ test-python:  ## the daemon's and the command line's tests on the oldest Python 
 		-e '.[convert]' -e packaging/daemon 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'httpx>=0.27' 'PyYAML>=6' 'schemathesis>=4' \
 		'scipy>=1.15' 'scikit-learn>=1.4' 'shtab>=1.7' 'argparse-manpage>=4.6' 'PyMySQL>=1.1' 'tomli>=2'
 	$(OLD_DAEMON_VENV)/bin/python -m pytest --confcutdir=tests/unit -o pythonpath="packaging/namespace tests/support" \
-		--ignore=$(SHIM_TESTS) tests/unit
+		--ignore=$(SHIM_TESTS) --ignore=$(STAND_IN_TESTS) tests/unit
 
 EXAMPLES ?= 3000
 fuzz: ready  ## malformed messages to supervisors, agents and workers, and malformed checkpoints, EXAMPLES of each kind

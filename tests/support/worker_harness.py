@@ -37,8 +37,8 @@ Start = Callable[..., "Control"]
 class Zygote:
     """Forks workers on request, with torch and more `modules` imported; says when they exit."""
 
-    def __init__(self, *modules: str) -> None:
-        environ = dict(os.environ, PYTHONPATH=str(NAMESPACE), OMP_NUM_THREADS="1")
+    def __init__(self, *modules: str, **environment: str) -> None:
+        environ = {**os.environ, "PYTHONPATH": str(NAMESPACE), "OMP_NUM_THREADS": "1", **environment}
         self._process = subprocess.Popen(
             [sys.executable, __file__, *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import stand_in
 from hypothesis import settings
 from worker_harness import Control, Start, Zygote
 
@@ -30,7 +31,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "selastic"))
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
+    """With SELASTIC_ON_STAND_IN its workers have the stand-in for a GPU and NCCL (tests/nccl_standin)."""
+    given = "SELASTIC_ON_STAND_IN" in os.environ
+    zygote = Zygote("standin", **stand_in.environment(here=True)) if given else Zygote()
     yield zygote
     zygote.close()
 

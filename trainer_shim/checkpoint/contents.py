@@ -122,7 +122,7 @@ def _refused(tensor: torch.Tensor) -> str:
         torch.empty(one.shape, dtype=one.dtype).copy_(one).view(-1).view(torch.uint8)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         return f"({type(tensor).__name__}, {tensor.dtype}: {str(error).splitlines()[0]})"
-    return "" if _loads(one.clone()) else f"of type {type(tensor).__name__}"
+    return "" if _loads(one.to("cpu", copy=True)) else f"of type {type(tensor).__name__}"
 
 
 def index_of_parts(file: BinaryIO, name: Path) -> metadata.Metadata:

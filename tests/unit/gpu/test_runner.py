@@ -120,10 +120,9 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, without: str, code: int) -> No
     answer = subprocess.run(
         [*command, "--without-gpu", without], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
     )
-    assert (answer.returncode, answer.stderr) == (
-        code,
-        "no GPU to check on: torch 0 finds none; --device cpu tries the checks without one\n",
-    )
+    assert answer.returncode == code
+    assert answer.stderr.startswith("no GPU to check on: torch 0 finds none; the stand-in for NCCL is not built: ")
+    assert answer.stderr.count("\n") == 1
 
 
 def test_make_runs_both_in_one_go(tmp_path: Path) -> None:

@@ -1,0 +1,159 @@
+"""What the stand-in does, shown by one or two ranks: checks.py NAME RANK PORT. It prints what it saw."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from standin import c
+from torch import nn
+
+CUDA = torch.device("cuda")
+
+
+def world(rank: int, port: int, timeout_s: float = 60.0) -> Any:
+    """Two ranks; the backend of the first one's device."""
+    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+    dist.init_process_group(
+        "cpu:gloo,cuda:standin", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=timeout_s)
+    )
+    group: Any = dist.distributed_c10d._get_default_group()
+    return group._get_backend(CUDA)
+
+
+def passed() -> Any:
+    event = torch.cuda.Event()
+    event.record()
+    return event
+
+
+def device(rank: int, port: int) -> None:
+    """Gradients as on the host, other devices refused, a queue that runs on behind the host, times by events."""
+    x, model = torch.randn(8, 16), nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    loss = model(x).pow(2).mean()
+    loss.backward()
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    model.to(CUDA)
+    model(x.to(CUDA)).pow(2).mean().backward()
+    print("gradients", all(torch.allclose(p.grad.cpu(), g) for p, g in zip(model.parameters(), gradients, strict=True)))
+    try:
+        model(x)
+    except RuntimeError as error:
+        print("mixed:", str(error).splitlines()[0])
+    begun, begun_at = torch.cuda.Event(), time.monotonic()
+    begun.record()
+    c.busy(0.5)
+    ended = passed()
+    print("host waited", time.monotonic() - begun_at > 0.4, "passed", ended.query())
+    ended.synchronize()
+    print("took", 0.5 <= begun.elapsed_time(ended) / 1000 < 2.0)
+
+
+def memory(rank: int, port: int) -> None:
+    """Of 100 MB: what is freed stays reserved, and a communicator of 40 MB finds no room until it is given back."""
+    tensor = torch.empty(80_000_000, dtype=torch.uint8, device=CUDA)
+    try:
+        torch.empty(30_000_000, dtype=torch.uint8, device=CUDA)
+    except torch.OutOfMemoryError as error:
+        print("full:", str(error)[:19])
+    del tensor
+    backend = world(0, port) if rank == 0 else world(1, port)
+    x = torch.ones(1, device=CUDA)
+    try:
+        dist.all_reduce(x)
+    except RuntimeError as error:
+        print("no room:", "Failed to CUDA calloc" in str(error))
+    torch.cuda.empty_cache()
+    dist.all_reduce(x)
+    print("sum", float(x), "of communicators", c.of_communicators())
+    backend.abort()
+    print("of communicators", c.of_communicators())
+
+
+def lost(rank: int, port: int) -> None:
+    """A peer that dies hangs the stream, not the host, until the abort; after it nothing more is accepted."""
+    backend = world(rank, port)
+    x = torch.ones(4, device=CUDA)
+    dist.all_reduce(x)
+    print("sum", x.tolist())
+    if rank == 1:
+        os._exit(9)
+    dist.all_reduce(x)
+    event = passed()
+    time.sleep(1.0)
+    print("hangs", not event.query())
+    backend.abort()
+    event.synchronize()
+    print("data", x.tolist()[0])
+    try:
+        dist.all_reduce(x)
+    except dist.DistBackendError as error:
+        print("then:", error)
+
+
+def mismatch(rank: int, port: int) -> None:
+    """Ranks that sum tensors of different sizes hang; the watchdog ends the processes at the collective's time."""
+    world(rank, port, timeout_s=2.0)
+    dist.all_reduce(torch.ones(4 + rank, device=CUDA))
+    passed().synchronize()
+    print("not reached")
+
+
+def forming(rank: int, port: int) -> None:
+    """Slower by a setting, and without a bound where a peer does not come: an abort does not end it."""
+    backend = world(rank, port)
+    begun = time.monotonic()
+    dist.all_reduce(torch.ones(1, device=CUDA))
+    print("formed late", time.monotonic() - begun > 1.0)
+    alone = dist.new_group()
+    if rank == 1:
+        time.sleep(4)
+        os._exit(0)
+    thread = threading.Thread(target=lambda: dist.all_reduce(torch.ones(1, device=CUDA), group=alone), daemon=True)
+    thread.start()
+    time.sleep(0.5)
+    alone._get_backend(CUDA).abort()
+    thread.join(1.0)
+    print("still forms", thread.is_alive())
+    backend.abort()
+
+
+def times(rank: int, port: int) -> None:
+    """What the product's meter says of steps of 0.1 s, from its first report on, beside the device's own times."""
+    from slurm_elastic.trainer_shim.training.step_meter import Meter, Position, StepShape
+
+    marks, meter = [torch.cuda.Event(enable_timing=True)], Meter(every_s=0.0)
+    meter.enter_world(StepShape(1, 8, 8, 1))
+    marks[0].record()
+    found = None
+    while found is None:
+        c.busy(0.1)
+        marks.append(torch.cuda.Event(enable_timing=True))
+        marks[-1].record()
+        meter.step(8, Position(len(marks), 8 * len(marks), 0))
+        if len(marks) % 3 == 0:  # a host that waits now and then, for a vote
+            marks[-1].synchronize()
+        found = meter.rest()
+    marks[-1].synchronize()
+    taken = [before.elapsed_time(after) / 1000 for before, after in pairwise(marks)]
+    counted = sorted(taken[2 : 2 + found["steps"]])
+    print("right to 3 %", abs(found["step_time_median_s"] / counted[len(counted) // 2] - 1) < 0.03)
+
+
+def main(name: str, rank: str, port: str) -> None:
+    checks = {check.__name__: check for check in (device, memory, lost, mismatch, forming, times)}
+    checks[name](int(rank), int(port))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,51 @@
+"""The stand-in itself: it behaves as a GPU and NCCL do where the product's care begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from free_ports import free_port
+from stand_in import HOME
+from worker_harness import Zygote, tail
+
+ABORTED = "NCCL communicator was aborted on rank 0."
+
+
+def _said(zygote: Zygote, folder: Path, name: str, ranks: int = 2, **settings: str) -> tuple[str, list[int]]:
+    """What rank 0 says, and how each ended."""
+    port, logs = free_port(), [folder / f"{rank}.log" for rank in range(ranks)]
+    for rank, log in enumerate(logs):
+        zygote.spawn(f"{folder}{rank}", HOME / "checks.py", [name, str(rank), str(port)], settings, log)
+    codes = [zygote.wait(f"{folder}{rank}") for rank in range(ranks)]
+    return logs[0].read_text(), codes
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "settings", "wanted"),
+    [
+        ("device", 1, {}, ["gradients True", "mixed: Expected all tensors to be on the same device",
+                           "host waited False passed False", "took True"]),
+        ("memory", 2, {"STANDIN_MEMORY_MB": "100", "STANDIN_COMM_MB": "40"},
+         ["full: CUDA out of memory.", "no room: True", "sum 2.0 of communicators 40000000", "of communicators 0"]),
+        ("lost", 2, {}, ["sum [2.0, 2.0, 2.0, 2.0]", "hangs True", "data nan", f"then: {ABORTED}"]),
+        ("forming", 2, {"STANDIN_FORM_S": "1"}, ["formed late True", "still forms True"]),
+        ("times", 1, {}, ["right to 3 % True"]),
+    ],
+)  # fmt: skip
+def test_it_does_what_a_gpu_does(
+    zygote: Zygote, tmp_path: Path, name: str, ranks: int, settings: dict[str, str], wanted: list[str]
+) -> None:
+    """Queues, memory that stays reserved, hangs in place of errors, aborts, a forming without a bound; steps
+    are as long for the product as for it."""
+    said, codes = _said(zygote, tmp_path, name, ranks, **settings)
+    assert codes[0] == 0, tail(said)
+    lines = said.splitlines()
+    assert [want for want in wanted if not any(line.startswith(want) for line in lines)] == [], tail(said)
+
+
+def test_its_watchdog_ends_a_process_whose_ranks_do_not_match(zygote: Zygote, tmp_path: Path) -> None:
+    """Another size hangs, and when the collective's time is over the process is gone."""
+    said, codes = _said(zygote, tmp_path, "mismatch")
+    assert "standin: watchdog: a collective has taken longer than its time: the process ends" in said, tail(said)
+    assert set(codes) == {-6}
