@@ -11,7 +11,9 @@ selasticd would. Each is compared with the cold restart of its own strategy, tor
 kindest there is: checkpoint on SIGTERM, then the same script started by hand at the other size at once, with no wait in
 a queue. torchrun runs its own documentation's example with a snapshot a step. Both directions alternate: 2 -> 4 -> 2
 workers. Changes of the batch alone stand beside those of 0.2.0, which made a new process group for them; --batches-only
-measures nothing else. Limit: CPU workers over gloo; neither NCCL nor CUDA is in it.
+measures nothing else. Rows of "forming" are on the stand-in for a GPU and NCCL (tests/nccl_standin), without Slurm,
+where a communicator takes so many seconds to form; --forming-only measures nothing else. Limit: CPU workers over gloo,
+or the stand-in; neither NCCL nor CUDA is in it.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
+import stand_in
 from fake_daemon import FakeDaemon
 from waiting import wait_until
 
@@ -161,12 +164,12 @@ def supervised(folder: Path, words: list[str], env: dict[str, str], cluster: San
         wait_until(lambda: not queue(), PATIENCE_S, queue)
 
 
-def elastic(folder: Path, args: list[str], resizes: int, cluster: Sandbox | None) -> Pauses:
-    """Grow by a companion and shrink again, so many times each."""
+def elastic(folder: Path, args: list[str], resizes: int, cluster: Sandbox | None, **env: str) -> Pauses:
+    """Grow by a companion and shrink again, so many times each. env: of the stand-in, where it is on that."""
     steps = folder / "steps.jsonl"
     with FakeDaemon() as daemon:
-        words = [str(HERE / "resize_train.py"), *args, "--out", str(steps)]
-        with supervised(folder, words, daemon.env(folder), cluster) as output:
+        words = [*(["--preload", "standin"] if env else []), str(HERE / "resize_train.py"), *args, "--out", str(steps)]
+        with supervised(folder, words, {**daemon.env(folder), **env}, cluster) as output:
             story = lambda: output.read_text()[-3000:] if output.exists() else "no output"  # noqa: E731
             base = daemon.wait_registered(PATIENCE_S).pieces
             job_id = base[0].slurm_job_id
@@ -360,6 +363,18 @@ def of_sizes(
     return results
 
 
+def of_forming(args: argparse.Namespace, measured: Measured) -> dict[str, Pauses]:
+    """Of the small model, where a communicator takes its time."""
+    results: dict[str, Pauses] = {}
+    for seconds in filter(None, args.forming.split(",")):
+        env = stand_in.environment(STANDIN_FORM_S=seconds)
+        results[f"stand-in, forming {seconds} s"] = measured(
+            f"forming {seconds} s",
+            lambda folder, e=env: elastic(folder, ["--size", "small"], min(5, args.resizes), None, **e),
+        )
+    return results
+
+
 def of_batches(
     args: argparse.Namespace, size: str, many: int, cluster: Sandbox | None, measured: Measured
 ) -> dict[str, Pauses]:
@@ -380,6 +395,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--resizes", type=int, default=20, help="in each direction")
     parser.add_argument("--large", type=int, default=6, help="the same, of the large model")
     parser.add_argument("--batches-only", action="store_true", help="changes of the batch alone")
+    parser.add_argument("--forming", default="0,1,3", help="seconds that a communicator takes on the stand-in for NCCL")
+    parser.add_argument("--forming-only", action="store_true", help="those rows alone")
     parser.add_argument("--cold", type=int, default=3, help="cold restarts in each direction")
     parser.add_argument("--torchrun", type=int, default=2, help="joins, and leaves, of an agent; 0: none")
     parser.add_argument("--sizes", default="small,large")
@@ -390,7 +407,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.quick:
         args.resizes, args.cold, args.torchrun, args.sizes = 5, 1, 0, "small"
     with contextlib.ExitStack() as stack:
-        cluster = None if args.local else stack.enter_context(Sandbox.up(SandboxSpec(nodes=4)))
+        cluster = None if args.local or args.forming_only else stack.enter_context(Sandbox.up(SandboxSpec(nodes=4)))
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="selastic-bench-")))
         root.chmod(0o755)
 
@@ -402,7 +419,10 @@ def main(argv: list[str] | None = None) -> int:
             print(f"  [{name}: {time.monotonic() - begun:.0f} s, load {os.getloadavg()[0]:.1f}]", flush=True)
             return result
 
-        for size in args.sizes.split(","):
+        formed = of_forming(args, measured)
+        show(formed)
+        show_phases(formed)
+        for size in () if args.forming_only else args.sizes.split(","):
             print(f"{size} model, {os.cpu_count()} cores, selastic run {'without Slurm' if args.local else 'on Slurm'}")
             many = args.resizes if size == "small" else min(args.large, args.resizes)
             if not args.batches_only:

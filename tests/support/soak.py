@@ -12,14 +12,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import campaign
+import stand_in
 from growth import print_slopes, slopes
 
 
 def training(folder: Path, args: argparse.Namespace) -> None:
     from training_ground import KilledTraining
 
-    print(f"seed {args.seed}: {args.resizes} resizes, {args.kills} kills", flush=True)
-    ground = KilledTraining(folder, args.seed, args.resizes, args.kills)
+    gpus = stand_in.environment(STANDIN_FORM_S=str(args.forming_s)) if args.gpus else None
+    print(
+        f"seed {args.seed}: {args.resizes} resizes, {args.kills} kills", "on stand-ins for GPUs" * args.gpus, flush=True
+    )
+    ground = KilledTraining(folder, args.seed, args.resizes, args.kills, gpus=gpus)
     campaign.run(ground, args.resizes, most=1)
     result = ground.proof()
     print(
@@ -59,6 +63,8 @@ def main() -> int:
     parsers[training].add_argument("--resizes", type=int, default=100)
     parsers[training].add_argument("--kills", type=int, default=40)
     parsers[training].add_argument("--seed", type=int, default=int(time.time()))
+    parsers[training].add_argument("--gpus", action="store_true", help="on the stand-in for a GPU and NCCL")
+    parsers[training].add_argument("--forming-s", type=float, default=3.0, help="what a communicator takes there")
     parsers[growth].add_argument("--resizes", type=int, default=10_000)
     parsers[growth].add_argument("--batches", type=int, default=48, help="changed between a grow and a shrink")
     parsers[growth].add_argument("--in-place", action="store_true", help="the batch changes in the group as it is")

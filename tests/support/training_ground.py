@@ -39,6 +39,7 @@ import slurm_elastic.trainer_shim as elastic
 nap = float(sys.argv[1])
 job = elastic.join(batch=24, max_batch=64, lr="none")
 model, x, y = make({SAMPLES})
+model.to(job.device)
 net = job.wrap(model, torch.optim.SGD(model.parameters(), lr={RATE}, momentum={MOMENTUM}))
 for epoch in job.epochs(1_000_000):
     for a, b in job.loader(torch.utils.data.TensorDataset(x, y)):
@@ -47,7 +48,7 @@ for epoch in job.epochs(1_000_000):
     if job.once(os.path.exists, "go"):
         job.stop()
 if job.rank == 0:
-    torch.save(model.state_dict(), "final.pt")
+    torch.save({{name: value.cpu() for name, value in model.state_dict().items()}}, "final.pt")
 """
 
 
@@ -80,10 +81,19 @@ class KilledTraining(LocalTraining):
     kinds = ("kill",)
 
     def __init__(
-        self, folder: Path, seed: int, resizes: int, kills: int, nap: float = 0.01, grows: float = 0.5
+        self,
+        folder: Path,
+        seed: int,
+        resizes: int,
+        kills: int,
+        nap: float = 0.01,
+        grows: float = 0.5,
+        gpus: dict[str, str] | None = None,
     ) -> None:
-        """resizes, kills: so many resizes done, and kills spread among them."""
-        super().__init__(folder, seed, "--nproc", "2", "--audit", "audit", "train.py", str(nap))
+        """resizes, kills: so many resizes done, and kills spread among them. gpus: what the stand-in for a GPU and NCCL
+        is to be like (stand_in.environment); None: on CPUs."""
+        words = [*(["--preload", "standin"] if gpus is not None else []), "--audit", "audit", "train.py", str(nap)]
+        super().__init__(folder, seed, "--nproc", "2", *words, **(gpus or {}))
         self.grows = grows
         self.doomed = set(self.chance.sample(range(resizes), kills))
         self.refused = 0
