@@ -111,25 +111,28 @@ class Snapshots:
 
     # -- between two steps -----------------------------------------------------------------------------------------
 
-    def save(self) -> None:
-        """Copy the state and have it written; every rank calls this at the same step."""
+    def save(self, check: Callable[[], None] = lambda: None) -> None:
+        """Copy the state and have it written; every rank calls this at the same step. check: raises where the copy is
+        of no use."""
         began, self._held = time.monotonic(), None  # an older one
         self._ahead_saved = True
         writer, world = self.saving.writer, self._membership.world
         if writer is None or world is None:
             return
         if self._model().sharded and world.grouped:
-            self._save_parts(writer, world)
+            self._save_parts(writer, world, check)
         elif world.rank == 0:
-            writer.put(self._state.snapshot())
+            snapshot = self._state.snapshot()
+            check()
+            writer.put(snapshot)
         self._pause_s = time.monotonic() - began
 
-    def save_last(self) -> str:
+    def save_last(self, check: Callable[[], None]) -> str:
         """Save, and wait until it is on disk; once more if that fails. Every rank calls this. Why it is not there; ""
         if it is."""
         problem = ""
         for _ in range(2):
-            self.save()
+            self.save(check)
             problem, world = self.saving.finish(), self._membership.world
             again = bool(problem)
             if world is not None and self._model().sharded:
@@ -153,7 +156,7 @@ class Snapshots:
         if told:
             sys.stderr.write(f"selastic: {told}\n")
 
-    def _save_parts(self, writer: Writer, world: World) -> None:
+    def _save_parts(self, writer: Writer, world: World, check: Callable[[], None]) -> None:
         """Every rank has its own parts written, none of them gathered."""
         from . import sharded
 
@@ -164,6 +167,7 @@ class Snapshots:
             print(f"no checkpoint of step {step}: the one before is not written after {SAVE_WAIT_S:.0f} s", flush=True)
             return
         skeleton, tensors = sharded.copy(self._state.capture())
+        check()
         group = world.owned.beside()
         writer.put_parts(lambda: sharded.write(writer.directory, skeleton, tensors, group, writer.safe))
 

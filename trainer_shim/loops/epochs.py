@@ -181,7 +181,8 @@ class EpochLoop:
                 "job.step() was called without a batch of job.loader(); call it once for each batch, which no loader "
                 "of the script's own can give"
             )
-        if not isinstance(loss, torch.Tensor) or loss.dim() != 0 or not loss.requires_grad:
+        led = isinstance(loss, torch.Tensor) and (loss.requires_grad or session.model().void)
+        if not led or loss.dim() != 0:
             raise TrainingError("job.step(loss) needs a scalar tensor that the model's parameters lead to: a mean loss")
         weight = self._weighed(micro, loss, weight)
         scale = self.scale(micro, weight)
@@ -229,7 +230,8 @@ class EpochLoop:
             coming, vote = session.vote()
             if self._weight is not None:
                 vote = dataclasses.replace(vote, weight=self._weight)
-            session.record(micro.total, self._own)
+            if not parallel.void:  # it fell in the forward pass: this is the old world by now
+                session.record(micro.total, self._own)
             self._own = []
         try:
             reader = parallel.backward(loss, vote)

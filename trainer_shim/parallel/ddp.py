@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -224,15 +224,21 @@ class Replicated(Strategy):
             self._calls.note(args, kwargs)
             if self._world is not None and not self.void and self._trained.differ(self._trained.now()):
                 attempt(self._connect_again, self.on_error, lambda: None)
-        if self._ddp is None or self._bypass or self.void or not torch.is_grad_enabled():
-            try:
-                return self.module(*args, **kwargs)
-            except RuntimeError as error:
-                if not self._bypass and self._rows < self._most_rows and "must match" in str(error):
-                    sys.stderr.write(SIZES.format(self._rows))
-                raise
+        if self._bypass or self.void or not torch.is_grad_enabled():
+            return self._bare(*args, **kwargs)
         # Buffers and buckets are agreed on in the forward pass.
-        return attempt(lambda: self._wrapped(*args, **kwargs), self.on_error, lambda: self.module(*args, **kwargs))
+        run = self._bare if self._ddp is None else self._wrapped
+        return attempt(lambda: run(*args, **kwargs), self.on_error, lambda: self._bare(*args, **kwargs))
+
+    def _bare(self, *args: Any, **kwargs: Any) -> Any:
+        """Without other ranks; in a step that did not fit without what a backward pass takes."""
+        try:
+            with torch.no_grad() if self.void and self.full else nullcontext():
+                return self.module(*args, **kwargs)
+        except RuntimeError as error:
+            if not self._bypass and self._rows < self._most_rows and "must match" in str(error):
+                sys.stderr.write(SIZES.format(self._rows))
+            raise
 
     def _wrapped(self, *args: Any, **kwargs: Any) -> Any:
         if self._ddp is None:

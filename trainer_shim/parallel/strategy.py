@@ -42,6 +42,8 @@ class Strategy(ABC):
         """Asked about an error in a pass that includes communication: see OnError."""
         self.void = False
         """The step under way is to be done again in another world: until the next micro batch nothing is sent."""
+        self.full = False
+        """It did not fit into a GPU's memory."""
         self._world: World | None = None
 
     @abstractmethod

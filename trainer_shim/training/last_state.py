@@ -19,6 +19,8 @@ from ..parallel.strategy import Strategy
 from ..state.kept_parts import State
 from ..world.rendezvous import Membership
 
+GPU_S, LOOK_S = 2.0, 0.01
+"""How long a GPU may need for the last step that the host has ended."""
 PATIENCE = 0.35
 """Share of the time left that the step under way gets; the rest is for writing."""
 
@@ -95,17 +97,23 @@ class LastState:
                 return False
             position = dataclasses.replace(self._state.progress)
             snapshot = self._copied()
-            if position != self._state.progress:
+            if snapshot is None or (world.grouped and world.owned.broken) or position != self._state.progress:
                 return False
             self._written = True
             self._writer.put(snapshot)
         print(f"the step under way does not end in time: the state of step {position.step} is written", flush=True)
         return True
 
-    def _copied(self) -> dict[str, Any]:
-        """A copy that does not wait for what the step under way has queued on a GPU."""
+    def _copied(self) -> dict[str, Any] | None:
+        """A copy that does not wait for what the step under way has queued on a GPU; None where the step before hangs
+        there too."""
         if self._stepped is None:
             return self._state.snapshot()
+        until = time.monotonic() + GPU_S
+        while not self._stepped.query():
+            if time.monotonic() > until:
+                return None
+            time.sleep(LOOK_S)
         with torch.cuda.stream(torch.cuda.Stream(self._device)):
             torch.cuda.current_stream().wait_event(self._stepped)
             return self._state.snapshot()

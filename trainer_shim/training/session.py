@@ -187,6 +187,8 @@ class Session:
         self._votes.append((coming, reader, self.replica_check.taken()))
         self.reporting.stepped(total, count, self.optimizers().first_rate(), self.model().exposed_s())
         groups.end_left()
+        if self.world_switch.watch is not None:
+            self.world_switch.watch.stepped()
         if not self._stepped:
             self._stepped = True
             if self.rank == 0:
@@ -239,7 +241,9 @@ class Session:
         if len(self._votes) <= self._lag:
             return
         coming, reader, said = self._votes.popleft()
-        sums = reader()
+        with self.membership.ending_when_broken():
+            sums = reader()
+            self._check_device()
         if sums.square:
             self._take_squares(sums)
         if sums.weight:
@@ -295,7 +299,13 @@ class Session:
     def save(self) -> None:
         """Save what all ranks hold alike; every rank calls this at the same step."""
         self.check_replicas(self.replica_check.compare)
-        self.snapshots.save()
+        with self.membership.ending_when_broken():
+            self.snapshots.save(self._check_device)
+
+    def _check_device(self) -> None:
+        """Raises DistBackendError where what is on the GPU is garbage."""
+        if self.world_switch.watch is not None:
+            self.world_switch.watch.check()
 
     def _agree(self) -> None:
         """Replicas are alike, and variables are what they are on rank 0, which may leave now."""
@@ -446,7 +456,8 @@ class Session:
         progress.finished = finished
         self.reporting.send(self.reporting.meter.rest())
         self.trackers.flush()
-        problem = self.snapshots.save_last()
+        with self.membership.ending_when_broken():
+            problem = self.snapshots.save_last(self._check_device)
         client = self.membership.client
         if client is None and problem:
             raise TrainingError(f"the training is over, and its last checkpoint could not be written: {problem}")
@@ -472,6 +483,8 @@ class Session:
 
     def close(self) -> None:
         """Take leave of the group and of the supervisor."""
+        if self.world_switch.watch is not None:
+            self.world_switch.watch.end()
         self.trackers.close()
         if self.strategy is not None:
             self.strategy.disconnect()

@@ -15,8 +15,10 @@ cannot.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -28,15 +30,17 @@ from slurm_elastic.protocol.errors import OtherRankFailed
 from ..checkpoint.files import Found
 from ..checkpoint.snapshots import Snapshots
 from ..control.worker_client import ComingWorld
+from ..data.sampling import Slicing, own_of
 from ..parallel.strategy import Strategy
 from ..state.kept_parts import State
 from ..state.progress import TrainingProgress
 from ..state.trackers import Trackers
 from ..world import objects, state_transfer
 from ..world import process_group as worlds
-from ..world.process_group import Gate, World
+from ..world.process_group import World
 from ..world.rendezvous import LeftWorld, Membership
 from ..world.state_transfer import HeldParts
+from .guards.device_watch import DeviceWatch
 from .guards.replica_check import kind_of
 from .last_state import LastState
 from .learning_rate import Tuning
@@ -57,6 +61,8 @@ class SwitchingSession(Protocol):
 
     @property
     def batch(self) -> int: ...
+
+    def slicing(self) -> Slicing: ...
 
     speeds: Speeds
 
@@ -115,13 +121,20 @@ class WorldSwitch:
         self._session = session
         self._left: LeftWorld | None = None
         self._before: StateBefore | None = None
-        self.on_trial = False
-        """The world's first step is awaited, and the old one can still go on."""
+        self.watch: DeviceWatch | None = None
+        """Of the world that the training is in."""
         self._put_off = 0
+        self._computed = 0
+        """Samples that this rank computed at a time in the world before."""
         self.has_passes = True
         """Whether the training goes over a dataset again and again, with code of the script between the passes."""
         self.repeats_steps = False
         """Whether a step that failed can be done again: where the loop is the job's own."""
+
+    @property
+    def on_trial(self) -> bool:
+        """The world's first step is awaited, and the old one can still go on."""
+        return self.watch is not None and self.watch.on_trial
 
     # -- into a world ----------------------------------------------------------------------------------------------
 
@@ -144,6 +157,7 @@ class WorldSwitch:
         session.reporting.leaving(old, session.batch)
         session.trackers.leaving(stays=coming.rank == 0 and not coming.leave)
         session.snapshots.begin(rank_0=coming.rank == 0 and not coming.leave)
+        self._computed = self._micro_batch()
         before = StateBefore.of(
             progress, model.module, HeldParts.of(session.state.capture()) if model.sharded else None
         )
@@ -160,12 +174,12 @@ class WorldSwitch:
             session.snapshots.hold()
             self._went_on(coming)
             return
-        left, gate = change
+        left, new = change
         self._left, self._before = left, before
-        if gate is None:
+        if new is None:
             self._return(session.membership.wait_dismissed(left), 2 * coming.forming_s + coming.first_step_s)
             return
-        problem = session.membership.problem_in(lambda: self._enter(gate, before.kept))
+        problem = session.membership.problem_in(lambda: self.connect(has_state=True, kept=before.kept))
         session.snapshots.hold()
         if problem:
             self._return(problem, 2 * coming.forming_s)
@@ -190,11 +204,6 @@ class WorldSwitch:
         progress = self._session.state.progress
         return {"step": progress.step, "samples": progress.samples}
 
-    def _enter(self, gate: Gate, kept: HeldParts | None) -> None:
-        """Form the new world."""
-        self._session.membership.form(gate, self._left)
-        self.connect(has_state=True, kept=kept)
-
     def connect(
         self,
         has_state: bool,
@@ -209,6 +218,9 @@ class WorldSwitch:
         """
         session = self._session
         world, model, state = session.world(), session.model(), session.state
+        if self.watch is not None:
+            self.watch.end()
+        self.watch = DeviceWatch(world, session.reporting.meter.median_step, self._lost())
         own = state.progress.step if has_state else -1
         begins = has_state and kept is None and captured is None and in_parts is None
         known = (own, session.tuning.fitted, int(begins), kind_of(session.device), session.speed())
@@ -235,7 +247,9 @@ class WorldSwitch:
             state_transfer.copy_to_joiners(state, world, holders, session.device, seconds)
         worlds.gather(world, 0)  # nobody computes while another one may still find that it cannot
         survivor = session.membership.source == "survivor"
-        self.on_trial = self.repeats_steps and survivor and not self._between_passes()
+        if self.watch is None:
+            raise AssertionError("a world that nobody watches")
+        self.watch.on_trial = self.repeats_steps and survivor and not self._between_passes()
         if self.on_trial:
             worlds.bound(world, session.membership.first_step_s)
         else:
@@ -249,16 +263,42 @@ class WorldSwitch:
         and the step is void. Every rank calls this."""
         if not self.on_trial:
             return True
-        session = self._session
-        problem = session.membership.problem_in(lambda: worlds.gather(session.world(), 0))
+        session, watch = self._session, self.watch
+
+        def all_done() -> None:
+            if watch is not None:
+                watch.done()  # gradients are there: what is queued behind a lost rank is no step
+            worlds.gather(session.world(), 0)
+
+        problem = session.membership.problem_in(all_done)
         if problem:
             self._return(problem, session.membership.first_step_s)
             return False
         self._final()
         return True
 
+    def _lost(self) -> Callable[[], str]:
+        """What tells, on any thread, why the world that forms now has failed before its first step."""
+        membership, left = self._session.membership, self._left
+        client, generation = membership.client, membership.world.generation if membership.world else 0
+        until = time.monotonic() + membership.first_step_s
+        back = left.gate(0.0) if left is not None else None
+
+        def lost() -> str:
+            if client is not None and client.called_off(generation):
+                return f"world {generation}: a rank is lost before its first step"
+            with contextlib.suppress(RuntimeError):  # the old world's store is gone with its rank 0
+                if back is not None and back.begun():
+                    return f"world {generation}: another rank has gone back to the old world"
+            if time.monotonic() > until:
+                return f"world {generation}: its first step is not done within {membership.first_step_s:g} s"
+            return ""
+
+        return lost
+
     def _final(self) -> None:
-        self.on_trial = False
+        if self.watch is not None:
+            self.watch.accept()
         self._left = self._before = None
         worlds.bound(self._session.world())
 
@@ -266,18 +306,40 @@ class WorldSwitch:
         """What to do about an error of a pass through the model, once the error itself and all that it holds is gone;
         None: raise it. A collective that failed in a world that is final ends this process here."""
         membership = self._session.membership
+        full = self.on_trial and isinstance(error, torch.cuda.OutOfMemoryError)
         problem = membership.what_broke(error)
+        if full:
+            problem = f"world {self._session.world().generation} does not fit: {str(error).splitlines()[0]}"
         if not problem:
             return None
-        if self._left is None:
+        if self._left is None and not full:
             self._session.last_state.write_broken()
             membership.fail(self._session.world().generation, problem)
 
         def undo() -> None:
+            if full:
+                self._no_room(problem)
             self._return(problem, membership.first_step_s)
-            self._session.model().void = True
+            self._session.model().void, self._session.model().full = True, full
 
         return undo
+
+    def _no_room(self, problem: str) -> None:
+        """A GPU has too little memory for this world's first step. The next world computes less at a time; where this
+        one computed no more than the one before, no such world is to come again."""
+        session, tried = self._session, self._micro_batch()
+        again = tried > self._computed > 0
+        if again:
+            session.tuning.fitted = max(self._computed, tried // 2)
+        if session.membership.client is not None:
+            said = {"generation": session.world().generation, "error": problem, "again": again}
+            session.membership.client.send({"type": "no_room", **said})
+
+    def _micro_batch(self) -> int:
+        """The most samples that this rank computes at a time in the world it is in."""
+        slicing = self._session.slicing()
+        own = len(own_of(slicing.batch, slicing))
+        return min(slicing.micro_batch or own, own)
 
     # -- and back --------------------------------------------------------------------------------------------------
 
@@ -288,6 +350,8 @@ class WorldSwitch:
         if left is None or before is None:
             membership.fail(session.world().generation, problem)
         self._left = None
+        if self.watch is not None:
+            self.watch.end()
         model.disconnect()
         session.forget_votes()
         session.state.progress = before.progress

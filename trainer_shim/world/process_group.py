@@ -2,9 +2,10 @@
 
 A world forms in two phases, each bounded. First every member checks in at the generation's own store; once all entries
 are there rank 0 opens the gate. Nothing of the old world has been touched until then, so a world that is not complete
-can still be given up. Then the group is made under a prefix that no other generation uses, and used once all ranks have
-made it. The caller has to drop its DistributedDataParallel object before the world leaves its groups: one that outlives
-its group can deadlock in gloo's destructor (pytorch issue 56297).
+can still be given up. Then the group is made under a prefix that no other generation uses, and where there are GPUs its
+communicator, which else forms with the first gradients, without a bound; both are used once all ranks have them. The
+old world is whole until then. The caller has to drop its DistributedDataParallel object before the world leaves its
+groups: one that outlives its group can deadlock in gloo's destructor (pytorch issue 56297).
 """
 
 from __future__ import annotations
@@ -235,6 +236,8 @@ def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
         with deaf_when_made(lambda: made is None or getattr(made.everyone, "bound_device_id", None) is None):
             made = groups.make(backend(), store, coming.rank, coming.size, slot, gate.name, first)
             complete(store, coming.size, timeout)
+        if made.form_communicator(coming.forming_s, give_up):
+            complete(store, coming.size, timeout, "communicator")
         if isinstance(gate.base, WorldStore):
             gate.base.close_door()
     except (RuntimeError, ValueError) as error:
@@ -246,15 +249,15 @@ def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
     return world
 
 
-def complete(store: Store, size: int, timeout: datetime.timedelta) -> None:
-    """Wait until every rank has made its group. Raises what the store raises when one does not.
+def complete(store: Store, size: int, timeout: datetime.timedelta, what: str = "") -> None:
+    """Wait until every rank has made its group, or `what` of it. Raises what the store raises when one does not.
 
     A rank that gives up may leave connections behind that nobody closes: gloo keeps those that came for a group which
     is not there any more. Who computed with them would wait for as long as a communication may take.
     """
-    if store.add("formed", 1) == size:
-        store.set("complete", "1")
-    store.wait(["complete"], timeout)
+    if store.add(f"formed{what}", 1) == size:
+        store.set(f"complete{what}", "1")
+    store.wait([f"complete{what}"], timeout)
 
 
 def bound(world: World, seconds: float = COLLECTIVE_TIMEOUT.total_seconds()) -> None:

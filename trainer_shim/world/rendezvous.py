@@ -119,13 +119,13 @@ class Membership:
             if coming.leave:
                 self.exit_process()
             try:
-                self.world = worlds.laid_out(self._join(self.client, coming), self.layout)
+                self._use(self._join(self.client, coming))
             except WorldNotFormed as error:
                 if not self.client.lost and not self.client.still_coming(coming):
                     continue  # called off: wait for the next one
                 self.fail(coming.generation, str(error), missing=error.missing)
             self._settle(coming)
-            return self.world
+            return self.world  # type: ignore[return-value]
 
     def _join(self, client: WorkerClient, coming: ComingWorld) -> World:
         def called_off() -> bool:
@@ -191,31 +191,35 @@ class Membership:
 
     def leave(
         self, coming: ComingWorld, position: Message, rescue: Callable[[list[int]], None], drop: Callable[[], None]
-    ) -> tuple[LeftWorld, Gate | None] | None:
-        """Leave the current world for the coming one; every member of the current one calls this at the same step.
+    ) -> tuple[LeftWorld, World | None] | None:
+        """Leave the current world for the coming one, which has formed by then; every member of the current one calls
+        this at the same step.
 
         `rescue` is called in the old world once it is certain that it ends, with the new rank of every old one (-1 for
-        one that leaves). `drop` lets go of all that refers to the old group. None: the coming world is not complete,
-        and the old one, still whole, goes on. Who has no gate has no place in the new world. `quiesced` with the
-        `position` tells the supervisor that the old world is left.
+        one that leaves). `drop` lets go of all that refers to the old group. None: the coming world has not formed
+        everywhere, and the old one, still whole, goes on. Who gets no world has no place in the new one. `quiesced`
+        with the `position` tells the supervisor that the old world is left.
         """
         client, old = self.client, self.world
         if client is None or old is None:
             raise AssertionError("only a world under the supervisor changes")
-        worlds.bound(old, coming.timeout_s + coming.forming_s)
-        gate, problem, missing = None, "", list[int]()
+        worlds.bound(old, coming.timeout_s + 3 * coming.forming_s)  # for the others, while they form
+        new, problem, missing = None, "", list[int]()
         if not coming.leave:
             try:
                 gate = Gate(coming)
                 gate.announce_switch()
                 gate.arrive(self._reached)
                 gate.wait_open(lambda: client.lost or not client.still_coming(coming))
+                new = self._formed(gate)
             except WorldNotFormed as error:
                 problem, missing = str(error), error.missing
         if not problem and not client.commit(coming):
             problem = f"world {coming.generation} was called off"
         calls = worlds.gather(old, int(not problem), -1 if coming.leave else coming.rank)
-        if not all(arrived for arrived, _ in calls):
+        if not all(formed for formed, _ in calls):
+            if new is not None:
+                new.owned.leave(later=True, broken=True)
             client.taken(coming)
             self.stayed(coming, problem or f"world {coming.generation} did not form", missing)
             worlds.bound(old)
@@ -225,11 +229,12 @@ class Membership:
         client.send({"type": "quiesced", "generation": coming.generation, **position})
         drop()
         old.owned.leave(later=True)
-        if gate is None:
+        if new is None:
             client.taken(coming)
         else:
             self._settle(coming)
-        return left, gate
+            self._use(new)
+        return left, new
 
     def take_batch(self, coming: ComingWorld, position: Message) -> bool:
         """Go on in the group as it is, with the coming batch and under the coming number; every member calls this at
@@ -248,24 +253,17 @@ class Membership:
         self.world, self.batch = dataclasses.replace(old, generation=coming.generation), coming.batch
         return True
 
-    def form(self, gate: Gate, left: LeftWorld | None = None) -> None:
-        """The group of those who have arrived. Raises WorldNotFormed, soon when another one has taken the way back."""
-        returns = [left.gate(0.0)] if left is not None else []
-        self.world = worlds.laid_out(self._formed(gate, returns), self.layout)
-        returns.clear()  # the world outlives the old one's store, and may wait for more groups later
-
-    def _formed(self, gate: Gate, returns: Sequence[Gate] = ()) -> World:
+    def _formed(self, gate: Gate) -> World:
+        """The group of those who have arrived, not in use yet. Raises WorldNotFormed."""
         client, generation = self.client, gate.coming.generation
-
-        def given_up() -> bool:
-            if client is not None and (client.lost or client.called_off(generation)):
-                return True
-            return any(back.begun() for back in returns)
-
         self._choose_interface(gate)
-        world = worlds.form(gate, given_up)
+        called_off = (lambda: client.lost or client.called_off(generation)) if client is not None else lambda: False
+        return worlds.laid_out(worlds.form(gate, called_off), self.layout)
+
+    def _use(self, world: World) -> None:
+        world.owned.settle()
         groups.use(world.groups)
-        return world
+        self.world = world
 
     @property
     def _reached(self) -> str:
@@ -295,7 +293,7 @@ class Membership:
         gate = left.gate(patience_s)
         gate.arrive(self._reached)
         gate.wait_open(lambda: self.client is not None and self.client.lost)
-        self.form(gate)
+        self._use(self._formed(gate))
 
     def wait_dismissed(self, left: LeftWorld) -> str:
         """Somebody who leaves waits until the new world has done a step, and goes; when the others form their old world
@@ -342,6 +340,8 @@ class Membership:
         text = str(error).lower()
         if self.client is None or self.world is None or self.world.size == 1:
             return ""
+        if self.world.owned.broken:
+            return self.world.owned.broken
         known = isinstance(error, (torch.distributed.DistError, Forged))
         if not known and not any(word in text for word in BROKEN_WORDS):
             return ""

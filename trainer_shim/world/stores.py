@@ -39,6 +39,13 @@ class SealedStore(Store):
         super().__init__()
         self._store, self._key, self._world = store, key.encode(), world
         self._give_up, self._least_s = give_up, least_s
+        self._clones: list[SealedStore] = []
+
+    def clone(self) -> SealedStore:
+        """Another handle to the same entries."""
+        made = SealedStore(self._store, self._key.decode(), self._world, self._give_up, self._least_s)
+        self._clones.append(made)  # torch holds what is behind it alone
+        return made
 
     @property
     def timeout(self) -> datetime.timedelta:

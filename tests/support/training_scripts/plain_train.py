@@ -87,10 +87,14 @@ def before(phase: str, action: Callable[[], None]) -> None:
 
 
 def hiccup(phase: str) -> None:
-    """Once, a connection of this process breaks, where the test has named the phase: of a change of worlds."""
+    """Once, a connection of this process breaks, where the test has named the phase: of a change of worlds; or its GPU
+    is full."""
     with contextlib.suppress(FileNotFoundError):
-        if HICCUP.read_text() == phase and (phase not in ("forward", "backward") or job._session.world_switch.on_trial):
+        named, _, full = HICCUP.read_text().partition(" ")
+        if named == phase and (phase not in ("forward", "backward") or job._session.world_switch.on_trial):
             HICCUP.unlink()
+            if full:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
             raise RuntimeError("connection reset by peer")
 
 
@@ -272,7 +276,7 @@ for epoch in job.epochs(args.epochs):
 
 
 def whole_of(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {key: getattr(value, "full_tensor", lambda value=value: value)() for key, value in state.items()}
+    return {key: getattr(value, "full_tensor", lambda value=value: value)().cpu() for key, value in state.items()}
 
 
 whole, averaged = whole_of(model.state_dict()), whole_of(ema.weights) if args.ema else {}

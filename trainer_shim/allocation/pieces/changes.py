@@ -104,6 +104,8 @@ class Changes(Part[Holding]):
             gpus = sum(piece.gpus for piece in [*keep, *again]) + sum(shape.gpus for shape in resize.add)
             if gpus != resize.gpus:
                 raise ValueError(f"its pieces add up to {gpus} GPUs, not {resize.gpus}")
+            if why := context.refused.get(gpus):
+                raise ValueError(f"{gpus} GPUs were tried before: {why}")
         except ValueError as error:
             context.tell(resize.id, "failed", str(error))
             return

@@ -99,6 +99,8 @@ class Holding:
         """None begins any more."""
         self.ended = False
         """Nothing is handled any more."""
+        self.refused: dict[int, str] = {}
+        """By a size in GPUs: why the framework cannot have it."""
         self.ending = self.stopping = False
         """The job is about to be killed; it is to end by itself as soon as its state is saved."""
         self.generation = self.batch = 0

@@ -167,6 +167,15 @@ class WorldRolledBack:
 
 
 @dataclass(frozen=True, slots=True)
+class NoRoom:
+    """A coming generation does not fit into the memory of its GPUs. again: it is tried with less at a time."""
+
+    generation: int
+    error: str
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerFailed:
     """An error ends this worker, which is about to exit."""
 

@@ -45,6 +45,7 @@ class Switches(Part[SupervisorContext]):
             PiecesGone: lambda event: self._joiner_lost(event.why) if event.joins else None,
             events.JoinerLost: lambda event: self._joiner_lost(event.detail),
             events.LeaverGone: self._leaver_gone,
+            events.NoRoom: self._no_room,
             events.WorldRolledBack: self._rolled_back,
             events.RollBackTimer: self._nobody_back,
         }
@@ -177,6 +178,16 @@ class Switches(Part[SupervisorContext]):
             context.undo(why, "withdrawn" if change.recalled else "failed")
             context.called_off.pop(event.generation)
             context.emit(BeginWaitingResize())
+
+    def _no_room(self, event: events.NoRoom) -> None:
+        """Its members go back by themselves. The same size is not tried twice, unless less is computed at a time."""
+        switch, world = self._context.switch, self._context.coming(event.generation)
+        if switch is not None and world is not None:
+            if not event.again:
+                self._context.refused[len(world.members)] = event.error
+            if not switch.doubt:
+                switch.doubt = event.error
+                self._await_roll_back(0)
 
     def _joiner_lost(self, why: str) -> None:
         """Without an agreement the change ends; after one the old world is waited for, if it is whole."""

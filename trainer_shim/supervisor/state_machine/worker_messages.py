@@ -76,6 +76,9 @@ class WorkerMessages(Part[SupervisorContext]):
                 context.emit(events.ReplicasDiffer(worker.error))
             else:
                 context.emit(events.WorkerFailed(event.worker))
+        elif kind == "no_room":
+            worker.error = str(message.get("error", ""))
+            context.emit(events.NoRoom(generation, worker.error, bool(message.get("again"))))
         elif kind == "done":
             worker.done, worker.finished = True, bool(message.get("finished"))
             context.emit(events.TrainingOver(message))

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from refused_worlds import BOUND_S, gone_back, refused
 from waiting import wait_until
 from worker_harness import Control, Start, Zygote, alone, difference, result
 
@@ -16,44 +17,9 @@ cuts = pytest.mark.skipif(not CUTS_ON_CPUS, reason="this torch's fully_shard nee
 KILLED = ("form", "formed", "fill", "move", "entered", "forward", "backward", "settle")
 STOPPED = ("move", "forward") if LATER_BOUNDS else ("move",)
 """Without later bounds a step waits for a member that is stopped as long as for one that evaluates."""
-BEFORE_LEAVING = ("leave", "arrive", "open", "commit", "take")
-AFTER_LEAVING = ("drop", "form", "connect", "complete", "formed", "entered")
+BEFORE_LEAVING = ("leave", "arrive", "open", "form", "connect", "complete", "commit", "take")
+AFTER_LEAVING = ("drop", "formed", "entered")
 """The moments of a member that changes worlds."""
-BOUND_S = {signal.SIGKILL: 20.0, signal.SIGSTOP: 3.0}
-"""Of one communication: what nobody is told of ends then."""
-
-
-def refused(
-    control: Control, phase: str, number: signal.Signals, stay: str, joiners: list[str], awaited: bool = False
-) -> None:
-    """A change to who stays and these joiners, of whom the first gets the signal in that phase; until all members have
-    gone back. awaited: those who stay wait for it, in a step of theirs."""
-    control.spawn(joiners[0], FAIL=f"{phase}:{number}")
-    control.spawn(*joiners[1:])
-    control.ready(*joiners)
-    for name in stay if awaited else "":
-        wait_until((control.directory / f"{name}.awaits").exists, 60, control.story)
-    generation = control.world(*stay, *joiners, bound_s=BOUND_S[number], tell=False)
-    if number == signal.SIGKILL:
-        assert control.exits(joiners[0], hold=True) == [-number], control.story()
-        for name in control.members:  # as the supervisor does when it sees a joiner's end
-            control.send(name, {"type": "abort", "generation": generation, "lost": True})
-        for name in joiners[1:]:
-            control.kill(name)
-    gone_back(control, generation, phase)
-    for name in joiners:
-        control.kill(name)
-
-
-def gone_back(control: Control, generation: int, phase: str) -> None:
-    """Wait until every member has gone back to its old world."""
-    for name in control.members:
-        failed = control.wait(
-            lambda worker, m, name=name: worker == name and m["type"] == "failed" and m["generation"] == generation,
-            timeout_s=100,
-        )
-        assert failed.get("survived"), (phase, failed)
-    assert not [m for m in control.all("running") if m["generation"] == generation], phase
 
 
 @pytest.mark.parametrize(("number", "phases"), [(signal.SIGKILL, KILLED), (signal.SIGSTOP, STOPPED)])
@@ -90,12 +56,35 @@ def test_whoever_leaves_stays_until_the_new_world_has_done_a_step(
     control.running(control.world("a", "b", "c", source="fresh"))
     for phase in ("form", "move", "forward", "settle"):
         refused(control, phase, signal.SIGKILL, "ab", [phase])
-    for phase in ("form", "entered", "backward"):
+    for phase in ("complete", "entered", "backward"):
         (tmp_path / "hiccup").write_text(phase)
         gone_back(control, control.world("a", "b", bound_s=BOUND_S[signal.SIGKILL], tell=False), phase)
     control.resize("a", "b", "d")
     assert control.exits("a", "b", "c", "d") == [0, 0, 0, 0], control.story()
     control.checked(samples=3003, epochs=1, worlds=2, restarts=0, steps=61)
+    assert difference(result(tmp_path), alone(zygote, tmp_path, *sizes)) < 1e-12
+
+
+def test_a_size_that_does_not_fit_into_memory_is_refused_and_then_computed_in_smaller_parts(
+    zygote: Zygote, start: Start, tmp_path: Path
+) -> None:
+    """A GPU is full in the forward or the backward pass of a smaller world's first step, also of a world of one: all
+    go back in their processes, and say how large it was. The next such world accumulates: nothing is lost."""
+    sizes = ["--samples", "3003", "--epochs", "1"]
+    control = start("--hold-from", "0", *sizes)
+    control.spawn("a", FAIL="hiccup")
+    control.start("b")
+    control.ready("a")
+    control.resize("b", "a")
+    for phase, again in (("forward", True), ("backward", False)):
+        (tmp_path / "hiccup").write_text(f"{phase} full")
+        generation = control.world("a", bound_s=20, tell=False)
+        gone_back(control, generation, phase)
+        (said,) = [m for m in control.all("no_room") if m["generation"] == generation]
+        assert said["again"] is again and "CUDA out of memory" in said["error"]
+    control.resize("a")
+    assert control.exits("a", "b") == [0, 0], control.story()
+    control.checked(samples=3003, epochs=1, worlds=3, restarts=0, steps=61)
     assert difference(result(tmp_path), alone(zygote, tmp_path, *sizes)) < 1e-12
 
 

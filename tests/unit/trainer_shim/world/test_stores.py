@@ -76,6 +76,14 @@ def test_what_members_write_is_read_in_its_place_alone() -> None:
             store.get("a")
 
 
+def test_torch_gets_another_handle_to_the_same_entries() -> None:
+    """As torch asks for it where it splits and shrinks groups: by a PrefixStore, with nobody else who holds it."""
+    store = SealedStore(Entries(), "key", "g1")
+    handle = dist.PrefixStore("p", store).clone()
+    handle.set("a", "text")
+    assert (handle.get("a"), store.get("p/a")) == (b"text", b"text")
+
+
 def test_a_store_listens_where_it_is_told_to(opened: Open) -> None:
     """On one network, if one was chosen; this host's other addresses do not answer."""
     for listen, others in (("127.0.0.1", ["127.0.0.2"]), ("::1", ["127.0.0.1"])):

@@ -254,3 +254,23 @@ def test_a_world_that_was_called_off_does_not_outlive_a_restart() -> None:
     drive.say(drive.members()[0], "quiesced", generation=2)
     drive.say(drive.members()[0], "done", step=9, samples=9, epoch=1)
     assert drive.context.change is None and drive.context.mode is Mode.FINISHING
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_size_that_does_not_fit_into_memory_is_not_tried_twice(again: bool) -> None:
+    """Its members go back, and selasticd is told why; the next order of that size fails at once, without any process,
+    unless less is to be computed at a time. Nobody is started again."""
+    drive = Drive().up()
+    joiners = agreed_grow(drive)
+    drive.say("10.n1.0", "no_room", generation=2, error="world 2 does not fit: CUDA out of memory", again=again)
+    drive(WorkerExit(joiners[0], 75))
+    for name in ("10.n1.0", "10.n1.1"):
+        drive.say(name, "failed", generation=2, error="another rank has gone back", survived=True)
+    drive.die_when_killed()
+    drive.order(2, (BASE,), (SHAPE,))
+    assert drive.phases(1)[-1] == "failed"
+    assert drive.phases(2) == (["accepted", "submitted"] if again else ["failed"])
+    details = [tell.said.detail for tell in drive.every(Tell) if tell.said.what == "failed"]
+    assert len(details) == (1 if again else 2)
+    assert all("world 2 does not fit: CUDA out of memory" in detail for detail in details)
+    assert drive.context.mode is Mode.RUNNING
