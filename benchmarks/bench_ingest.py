@@ -56,7 +56,7 @@ from slurm_elastic.daemon.selasticd.scheduler import Scheduler
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.api import munge
-from slurm_elastic.protocol.api.request_proof import JobKey, JobProofs
+from slurm_elastic.protocol.api.proofs import JobKey, JobProofs
 from slurm_elastic.protocol.codec import to_json
 from slurm_elastic.protocol.messages import Report, Reports, Resize
 from slurm_elastic.trainer_shim.allocation.daemon_client import POLL_S

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from slurm_elastic.daemon.optimizer.models.observation import Observation
-from slurm_elastic.daemon.optimizer.models.prior import Prior
-from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
+from slurm_elastic.daemon.optimizer.models.prior import DEFAULT, Prior
 from slurm_elastic.daemon.optimizer.models.step_time import N
 from slurm_elastic.daemon.optimizer.models.throughput import fit
 from slurm_elastic.daemon.simulator.programs import Program, StepTime, form_law

@@ -25,8 +25,7 @@ from slurm_elastic.daemon.models.cache import observation
 from slurm_elastic.daemon.models.priors import CLUSTER_COUNTS, PROGRAM_COUNTS, RUNS_OF_PROGRAM
 from slurm_elastic.daemon.optimizer.models.learning import learn
 from slurm_elastic.daemon.optimizer.models.observation import Observation
-from slurm_elastic.daemon.optimizer.models.prior import Prior
-from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
+from slurm_elastic.daemon.optimizer.models.prior import DEFAULT, Prior
 from slurm_elastic.daemon.optimizer.models.throughput import fit
 from slurm_elastic.daemon.planner.running.reports import Remaining
 from slurm_elastic.daemon.selasticd.settings import Settings

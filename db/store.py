@@ -15,14 +15,12 @@ from .migrate import check, migrate
 from .parts.allocations import Allocations
 from .parts.base import Ended
 from .parts.decisions import Decisions, Events
-from .parts.history import LearnedPriors, Programs
+from .parts.history import LearnedPriors, Outcomes, Programs
 from .parts.jobs import Jobs, Tokens
-from .parts.outcomes import Outcomes
 from .parts.reports import Reports
 from .parts.resizes import Resizes
-from .parts.retention import Retention
+from .parts.retention import Retention, Thinning
 from .parts.site import HostPairs, Probes
-from .parts.thinning import Thinning
 
 
 class Store:

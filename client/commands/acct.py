@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from slurm_elastic.protocol.answers.acct import Accounting, Allocation
+from slurm_elastic.protocol.answers.history import Accounting, Allocation
 from slurm_elastic.protocol.answers.record import columns
 from slurm_elastic.protocol.api.routes import AcctQuery
 

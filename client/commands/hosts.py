@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 
-from slurm_elastic.protocol.answers.hosts import Cleared, PairOfHosts, PairsOfHosts
 from slurm_elastic.protocol.answers.record import columns
+from slurm_elastic.protocol.answers.site import Cleared, PairOfHosts, PairsOfHosts
 from slurm_elastic.protocol.errors import ConfigError
 from slurm_elastic.protocol.messages import Reachable
 

@@ -7,8 +7,14 @@ daemon/reports/explain.py hold.
 from __future__ import annotations
 
 from slurm_elastic.protocol.answers.common import shown_id
-from slurm_elastic.protocol.answers.evidence import Alternative, Evidence
-from slurm_elastic.protocol.answers.explain import Decision, Explain, ExplainedJob, ResizeProgress
+from slurm_elastic.protocol.answers.explain import (
+    Alternative,
+    Decision,
+    Evidence,
+    Explain,
+    ExplainedJob,
+    ResizeProgress,
+)
 from slurm_elastic.protocol.bottleneck import STARVED_INPUT, STARVED_SHARE
 from slurm_elastic.protocol.resize_state import ResizeState
 from slurm_elastic.protocol.text.reasons import Reason, bottleneck_remedy

@@ -14,8 +14,8 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
+from slurm_elastic.protocol.answers.history import Usage
 from slurm_elastic.protocol.answers.record import columns, made_from
-from slurm_elastic.protocol.answers.usage import Usage
 from slurm_elastic.protocol.api.routes import WindowQuery
 from slurm_elastic.protocol.errors import ConfigError, ElasticError
 

@@ -27,10 +27,9 @@ from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.answers.by_route import Health, Pinned, Stored, Taken
 from slurm_elastic.protocol.answers.common import not_known
-from slurm_elastic.protocol.answers.hosts import Cleared
-from slurm_elastic.protocol.answers.probes import Remembered
-from slurm_elastic.protocol.api import request_proof, routes
-from slurm_elastic.protocol.api.request_proof import JobProofs
+from slurm_elastic.protocol.answers.site import Cleared, Remembered
+from slurm_elastic.protocol.api import routes
+from slurm_elastic.protocol.api.proofs import SINCE, JobProofs
 from slurm_elastic.protocol.api.routes import ROUTES, Caller, NoQuery, ResizeQuery, Route
 from slurm_elastic.protocol.errors import NotAllowed, NotFound, RequestError
 from slurm_elastic.protocol.event_kind import EventKind
@@ -176,7 +175,7 @@ class Api:
     async def register(self, call: Call[NoQuery, Registration]) -> object:
         """A supervisor proves who it is, and speaks for its job from then on when Slurm says that it is the owner."""
         registration, job_id, viewer = call.message, call.job_id, call.viewer
-        proves = registration.version >= request_proof.SINCE
+        proves = registration.version >= SINCE
         await self._own(job_id, viewer)
         if not proves:
             await run_sync(self.callers.check_older, job_id, call.sealed)

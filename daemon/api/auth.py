@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.protocol.api import munge, request_proof
-from slurm_elastic.protocol.api.shared_secret import Verifier
+from slurm_elastic.protocol.api import munge
+from slurm_elastic.protocol.api.proofs import SCHEME, Verifier
 from slurm_elastic.protocol.errors import ConfigError, NotAllowed, SlurmError
 
 from ..reports.common import Viewer
@@ -109,7 +109,7 @@ class Authenticator:
 def spoken(authorization: str | None) -> tuple[str, str]:
     """How a request says that it is of a job's supervisor, and what it says. Raises Unauthenticated."""
     scheme, _, value = (authorization or "").partition(" ")
-    if scheme not in (request_proof.SCHEME, "Bearer") or not value:
+    if scheme not in (SCHEME, "Bearer") or not value:
         raise Unauthenticated(
             "the request is of no job's supervisor; register the job first: POST /v1/jobs/ID/register"
         )

@@ -15,8 +15,7 @@ from starlette.requests import Request
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import codec
 from slurm_elastic.protocol.api import munge
-from slurm_elastic.protocol.api.answer_proof import NONCE
-from slurm_elastic.protocol.api.request_proof import JobProofs
+from slurm_elastic.protocol.api.proofs import NONCE, JobProofs
 from slurm_elastic.protocol.api.routes import Caller, Route
 from slurm_elastic.protocol.errors import NotAllowed
 

@@ -26,7 +26,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from slurm_elastic.protocol import open_files
-from slurm_elastic.protocol.api.connections import peer_uid
+from slurm_elastic.protocol.api.client import peer_uid
 from slurm_elastic.protocol.codec import MAX_BODY
 
 from ..config import tls

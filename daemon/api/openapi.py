@@ -50,7 +50,7 @@ _SECURITY = {
         "type": "apiKey",
         "in": "header",
         "name": "Authorization",
-        "description": "Proof NAME.NUMBER.CODE, made with the registration's key (protocol/api/request_proof.py).",
+        "description": "Proof NAME.NUMBER.CODE, made with the registration's key (protocol/api/proofs.py).",
     },
 }
 

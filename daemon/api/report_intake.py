@@ -19,7 +19,8 @@ import msgspec
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import codec
-from slurm_elastic.protocol.api import munge, request_proof
+from slurm_elastic.protocol.api import munge
+from slurm_elastic.protocol.api.proofs import SCHEME
 from slurm_elastic.protocol.errors import ElasticError
 from slurm_elastic.protocol.messages import Report, Reports
 
@@ -102,7 +103,7 @@ class Intake:
             )
             return Head(job_id, "", "") if knows else None
         proofs = self._callers.proofs.get(job_id)
-        if proofs is None or scheme != request_proof.SCHEME or self._store.tokens.remembered(proofs.name) != job_id:
+        if proofs is None or scheme != SCHEME or self._store.tokens.remembered(proofs.name) != job_id:
             return None
         return Head(job_id, url.decode("ascii"), said)
 

@@ -19,9 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from slurm_elastic.protocol import codec
-from slurm_elastic.protocol.api import answer_proof
-from slurm_elastic.protocol.api.answer_proof import NONCE, PROOF
 from slurm_elastic.protocol.api.munge import MungeError
+from slurm_elastic.protocol.api.proofs import NONCE, PROOF, prove_answer
 from slurm_elastic.protocol.api.routes import MAX_JOB_ID, MAX_JOBS, Caller, Route
 from slurm_elastic.protocol.codec import MAX_BODY, Within
 from slurm_elastic.protocol.errors import ElasticError, NotAllowed, NotFound, SlurmError, StoreError, TooOften
@@ -248,7 +247,7 @@ def prove(request: Request, key: bytes, response: Response) -> None:
     """Show the caller, if it asks for that, that the answer is the daemon's."""
     nonce = request.headers.get(NONCE, "")
     if key and nonce:
-        proof = answer_proof.prove(key, nonce[:64], target(request), response.status_code, bytes(response.body))
+        proof = prove_answer(key, nonce[:64], target(request), response.status_code, bytes(response.body))
         response.headers[PROOF] = proof
 
 

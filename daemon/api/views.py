@@ -17,8 +17,7 @@ from starlette.responses import Response
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.answers.acct import Accounting
-from slurm_elastic.protocol.answers.history import PlanNote, PlanTable
+from slurm_elastic.protocol.answers.history import Accounting, PlanNote, PlanTable
 from slurm_elastic.protocol.api.routes import AcctQuery, EventsQuery, NoQuery, PlanQuery, PredictQuery, WindowQuery
 
 from .. import reports

@@ -1,6 +1,6 @@
 """The charts of the report: GPUs over time, a job's throughput against its GPUs, pauses.
 
-Limit: rows lie within the window (`stretches.clipped`).
+Limit: rows lie within the window (`figures.clipped`).
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from slurm_elastic.client.report.stretches import Stretch
-from slurm_elastic.protocol.answers.usage import CapacityPoint, CurvePoint, UsageJob
-from slurm_elastic.protocol.text.cells import folded
-from slurm_elastic.protocol.text.tables import cut
+from slurm_elastic.client.report.figures import Stretch
+from slurm_elastic.protocol.answers.history import CapacityPoint, CurvePoint, UsageJob
+from slurm_elastic.protocol.text.tables import cut, folded
 
 from .charts import (
     BELOW,

@@ -10,9 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from slurm_elastic.client.report.figures import fairness_figures, first_moment, key_figures, shown_time
-from slurm_elastic.client.report.stretches import Stretch, clipped
-from slurm_elastic.protocol.answers.usage import Usage, UsageJob
+from slurm_elastic.client.report.figures import (
+    Stretch,
+    clipped,
+    fairness_figures,
+    first_moment,
+    key_figures,
+    shown_time,
+)
+from slurm_elastic.protocol.answers.history import Usage, UsageJob
 from slurm_elastic.protocol.text.tables import clean, number
 from slurm_elastic.protocol.text.times import elapsed, span
 

@@ -24,8 +24,7 @@ from slurm_elastic.protocol.errors import ElasticError
 
 from ..optimizer.models.learning import learn
 from ..optimizer.models.observation import Observation
-from ..optimizer.models.prior import Prior, from_plain
-from ..optimizer.models.shipped_prior import DEFAULT
+from ..optimizer.models.prior import DEFAULT, Prior, from_plain
 from .cache import observations
 
 log = logging.getLogger(__name__)

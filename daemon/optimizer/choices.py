@@ -1,11 +1,12 @@
 """What each job may have, at which batch, what a move there costs, and what each choice is worth in the objective.
 
-What a move costs is part of the objective: penalty = max(pause / horizon, 6 * sigma), so neither noise nor a gain
-that its own pause eats moves a job. A change of the batch alone has a pause of its own, which is next to nothing.
+A job's grid is what it may have before anything is known of its speed: its sizes ascending, and the batches to consider
+at each. What a move costs is part of the objective: penalty = max(pause / horizon, 6 * sigma), so neither noise nor a
+gain that its own pause eats moves a job. A change of the batch alone has a pause of its own, which is next to nothing.
 
-Promise: a job that may not move has one choice, what it has; a size is listed once, with its best batch; a running
-job's larger sizes that were never measured are listed only where they pay for the move in seven cases of ten. All jobs
-are computed at once, in arrays, and each gets what it would get alone.
+Promise: a job that may not move has one choice, what it has; a size is listed once, with its best batch, and none
+without a feasible one; a running job's larger sizes that were never measured are listed only where they pay for the
+move in seven cases of ten. All jobs are computed at once, in arrays, and each gets what it would get alone.
 Limit: whether others need a job's GPUs more is the solver's question.
 """
 
@@ -14,17 +15,99 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from .grid import Grid, Grids, grid_of
-from .job_view import JobView, check
-from .models import configurations
-from .models.configurations import Configurations
+from ..derived.table import Derived
+from .errors import PlanInputError
+from .job_view import JobView, check, check_batches, check_sizes, nodes_at
+from .models import configurations, goodput
+from .models.configurations import Configurations, of_sizes
 from .models.step_time import Array
 from .policies import Policy, policy_named
 from .solver.table import Columns
 from .speedups import speedups, uncertainties
+
+EVEN_SPREAD = 1e-4
+"""Value lost per doubling of GPUs: exact ties go to an even spread and to fewer GPUs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """The configurations of one job."""
+
+    at: Configurations
+    """Where a job may have no GPUs, one GPU and one sample stand for that: of no meaning, but a number."""
+    gpus: Array
+    """Of each size, 0 where it may go without."""
+    places: dict[int, int]
+    """The place of each size."""
+    evenness: Array
+    """What a size's progress is multiplied by so that ties go to an even spread."""
+    current: int
+    """The place of the size that the job has; -1: it is none of them."""
+    present: int
+    """The place of the batch that it has among those of that size; -1: it has none, or that is none of them."""
+
+
+Grids = Derived[Any, tuple[JobView, Policy], Grid]
+
+
+def grid_inputs(asked: tuple[JobView, Policy]) -> tuple[Any, ...]:
+    """What the grid of a job under a policy is made from: its sizes with their nodes, its batches, the GPUs and the
+    batch that it has, and the batch that the others are held near to; 0: none is."""
+    job, policy = asked
+    gpus, batch = job.current_gpus, job.current_batch
+    if gpus > 0 and (job.frozen or policy.fixed_size):
+        return ((gpus, nodes_at(job, gpus)),), None, gpus, batch, 0
+    sizes = _asked_for(job) if policy.fixed_size else job.choices
+    return sizes, job.batches, gpus, batch, job.reference_batch if policy.fixed_batch else 0
+
+
+def grid_of(asked: tuple[JobView, Policy]) -> Grid:
+    """The grid of a job under a policy. Raises PlanInputError where no size has a feasible batch."""
+    job, _ = asked
+    sizes, batches, gpus, batch, only = grid_inputs(asked)
+    rows = list[tuple[int, int, tuple[int, ...]]]()
+    try:
+        check_sizes(sizes)
+        for size, nodes in sorted(dict(sizes).items()):
+            feasible = (batch,) if batches is None else batches(size) if size else (1,)
+            check_batches(size, feasible if batches is not None else ())
+            if only and size:
+                feasible = goodput.nearest(feasible, only)
+            if size == gpus and size and batch > 0 and batch not in feasible:
+                feasible = tuple(sorted((*feasible, batch)))
+            if feasible:
+                rows.append((size, nodes, feasible))
+    except PlanInputError as error:
+        raise PlanInputError(f"job {job.label}: {error}") from None
+    if not rows:
+        raise PlanInputError(f"job {job.label} has no size with a feasible batch among {[k for k, _ in job.choices]}")
+    return _made(rows, gpus, batch)
+
+
+def _asked_for(job: JobView) -> tuple[tuple[int, int], ...]:
+    """What a job that starts may have without elasticity: nothing if it may wait, else what it asked for."""
+    asked = tuple(c for c in job.choices if c[0] in (0, job.reference_gpus))
+    return asked if any(k for k, _ in asked) else job.choices
+
+
+def _made(rows: list[tuple[int, int, tuple[int, ...]]], gpus: int, batch: int) -> Grid:
+    places = {row[0]: i for i, row in enumerate(rows)}
+    at = of_sizes([(max(1, size), max(1, nodes), batches) for size, nodes, batches in rows])
+    current = places.get(gpus, -1) if gpus > 0 else -1
+    there = rows[current][2] if current >= 0 else ()
+    return Grid(
+        at=at,
+        gpus=np.array(list(places), dtype=np.float64),
+        places=places,
+        evenness=1.0 - EVEN_SPREAD * np.log2(at.gpus),
+        current=current,
+        present=there.index(batch) if batch in there else -1,
+    )
+
 
 NOISE_FACTOR = 6.0
 """Standard deviations of a curve's noise that a move must gain: two curves are compared, and the best of many choices

@@ -14,7 +14,7 @@ from numbers import Integral
 from slurm_elastic.protocol.records import record
 
 from .errors import PolicyFailed
-from .solver.nested_caps import Cap
+from .solver.limits import Cap
 from .solver.table import Choice
 
 

@@ -18,11 +18,10 @@ from ..capacity.ledger import Pool
 from ..capacity.shrink_options import Unit
 from ..mechanisms import registry
 from ..optimizer.errors import InfeasiblePlan, PlanInputError, PolicyFailed
-from ..optimizer.plan import plan_pools, values_of_staying
+from ..optimizer.plan import PoolPlan, Target, plan_pools, values_of_staying
 from ..optimizer.policies import DEFAULT_POLICY, POLICIES
 from ..optimizer.problem import Layout
-from ..optimizer.solver.nested_caps import Cap
-from ..optimizer.targets import PoolPlan, Target
+from ..optimizer.solver.limits import Cap
 from .context import RoundContext
 from .fixed_targets import failed_lately
 from .free_capacity import layout

@@ -1,6 +1,6 @@
 """What is written down about a round's decisions: the rows that `selastic explain` reads. Pure.
 
-Evidence is the record of daemon/reports/evidence.py. Nothing here decides; what is not known is left out.
+Evidence is the record of protocol/answers/explain.py. Nothing here decides; what is not known is left out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from slurm_elastic.db.rows import DecisionRow, Mark
-from slurm_elastic.protocol.answers.evidence import Alternative, Evidence, OtherMove, PassedOver, RoomFor
+from slurm_elastic.protocol.answers.explain import Alternative, Evidence, OtherMove, PassedOver, RoomFor
 from slurm_elastic.protocol.answers.record import known_values
 from slurm_elastic.protocol.resize_state import ResizeState
 from slurm_elastic.protocol.text.reasons import Reason
@@ -25,7 +25,7 @@ from ..capacity.unlisted_gpus import by_node, lasting
 from ..mechanisms.base import pause_s
 from ..optimizer.models import goodput
 from ..optimizer.models.throughput import ThroughputModel
-from ..optimizer.predictions import doubts_at, speeds_at
+from ..optimizer.speedups import doubts_at, speeds_at
 from ..optimizer.weights import GroupShare
 from ..slurm.model import Size
 from .decide import Decisions

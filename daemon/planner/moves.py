@@ -18,7 +18,7 @@ from ..capacity.ledger import Ledger
 from ..capacity.shrink_options import Unit, shrinks, units_of, without
 from ..mechanisms import registry
 from ..mechanisms.base import ChosenWay, FreeNodes, Mechanism, WantedSize
-from ..optimizer.targets import Target
+from ..optimizer.plan import Target
 from .pools.candidate import Candidate
 from .running.job import RunningJob
 from .settings import PlannerSettings

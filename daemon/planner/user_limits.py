@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..capacity.ledger import Ledger
 from ..capacity.slurm_limits import GpuLimit
-from ..optimizer.solver.nested_caps import Cap
+from ..optimizer.solver.limits import Cap
 from .pools.candidate import Candidate
 from .running.job import RunningJob
 

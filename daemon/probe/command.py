@@ -18,8 +18,8 @@ from collections.abc import Callable
 from functools import partial
 
 from slurm_elastic.client import options
-from slurm_elastic.protocol.answers.probes import Finding, Findings, Remembered
 from slurm_elastic.protocol.answers.record import columns
+from slurm_elastic.protocol.answers.site import Finding, Findings, Remembered
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError
 from slurm_elastic.protocol.messages import WORKS, Probed, Tried
 

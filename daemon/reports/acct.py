@@ -18,7 +18,7 @@ from .common import Viewer, may_see
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import AllocationRow, JobRow
     from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.answers.acct import Allocation
+from slurm_elastic.protocol.answers.history import Allocation
 
 
 def acct(

@@ -16,7 +16,7 @@ from .common import Viewer
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import HostPair
     from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.answers.hosts import Cleared, PairOfHosts, PairsOfHosts
+from slurm_elastic.protocol.answers.site import Cleared, PairOfHosts, PairsOfHosts
 
 
 def hosts(store: Store, viewer: Viewer, now: float) -> PairsOfHosts:

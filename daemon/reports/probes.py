@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from slurm_elastic.db.store import Store
 
     from .common import Viewer
-from slurm_elastic.protocol.answers.probes import Finding, Findings
+from slurm_elastic.protocol.answers.site import Finding, Findings
 
 
 def findings(partition: str, user: str, at: float, tried: Iterable[Tried]) -> tuple[Finding, ...]:

@@ -14,7 +14,7 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol.answers.common import reason_text
-from slurm_elastic.protocol.answers.evidence import Evidence, RoomFor
+from slurm_elastic.protocol.answers.explain import Evidence, RoomFor
 from slurm_elastic.protocol.answers.record import made_from, read
 
 from .common import Viewer, may_see

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.answers.common import reason_text
-from slurm_elastic.protocol.answers.evidence import Evidence
+from slurm_elastic.protocol.answers.explain import Evidence
 from slurm_elastic.protocol.answers.record import made_from, read, redacted
 from slurm_elastic.protocol.errors import RequestError
 from slurm_elastic.protocol.messages import Piece, Report

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slurm_elastic.protocol.answers.evidence import Alternative, Evidence, OtherMove, RoomFor
+from slurm_elastic.protocol.answers.explain import Alternative, Evidence, OtherMove, RoomFor
 from slurm_elastic.protocol.answers.record import redacted
 
 from .common import Viewer, may_see

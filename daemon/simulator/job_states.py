@@ -16,7 +16,7 @@ from slurm_elastic.protocol.request import ElasticRequest
 
 from ..optimizer.job_view import Model
 from ..optimizer.models.observation import Observation
-from ..optimizer.models.shipped_prior import DEFAULT
+from ..optimizer.models.prior import DEFAULT
 from ..optimizer.models.throughput import fit, unmeasured
 from ..planner import JobState
 from ..planner.running.reports import NOISE_REPORTS, Remaining

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 
 from slurm_elastic.protocol.answers.record import Column, about, columns, record
-from slurm_elastic.protocol.text.cells import number
-from slurm_elastic.protocol.text.tables import lines
+from slurm_elastic.protocol.text.tables import digits, lines
 from slurm_elastic.protocol.text.times import elapsed
 
 from .engine import Outcome
@@ -63,7 +62,7 @@ class Summary:
     p90_s: float = about("what nine of ten jobs stay below", Column("P90", form=_time))
     p99_s: float = about("what 99 of 100 jobs stay below", Column("P99", form=_time))
     makespan_s: float = about("until the last job ended", Column("MAKESPAN", form=_time))
-    gpu_hours: float = about("held", Column("GPU-HOURS", form=number()))
+    gpu_hours: float = about("held", Column("GPU-HOURS", form=digits()))
     gpus_used: float = about("share of GPU-seconds held until the last job ended", Column("USED", form=_share))
     restarts: float = about("changes of size or batch per completed job", Column("RESIZES/JOB", form="{:.2f}".format))
     pause_s: float = about("time in which training stood still for them, per completed job")
@@ -95,7 +94,7 @@ class JobOutcome:
     )
     dropped: bool = about("it could not start at once, and --drop was given")
     restarts: int = about("resizes and restarts", Column("Restarts"))
-    gpu_seconds: float = about("held", Column("GPUHours", form=lambda value: number()(value / 3600)))
+    gpu_seconds: float = about("held", Column("GPUHours", form=lambda value: digits()(value / 3600)))
 
 
 def summary(outcome: Outcome, window_s: float = 0.0) -> Summary:

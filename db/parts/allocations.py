@@ -1,7 +1,8 @@
 """What a job trains on now, and every size it has had.
 
-Counters of a row come from the training's own (`step`, `samples` since its start): a row holds the difference. A
-training that went back to a checkpoint lowers the row's start too, so that work done twice is counted twice: it was.
+Counters of a row come from the training's own (`step`, `samples` since its start): a row holds the difference to where
+it began. A training that went back to a checkpoint lowers that beginning, so that work done twice is counted twice: it
+was. Progress is counted in one statement for all jobs of a batch.
 """
 
 from __future__ import annotations
@@ -9,19 +10,73 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, case, delete, func, insert, select, update
 
 from slurm_elastic.protocol.messages import Piece
 
 from .. import schema
 from ..engine import Database
 from ..rows import BATCH, COMPANION_ENDS, REQUEUE, AllocationRow, InUse, pieces_in, pieces_out
-from .base import Ended, StorePart, record, upsert
-from .progress import Progress, advance, allocation_of
+from .base import Ended, Many, StorePart, record, upsert
 
 _ROWS = schema.allocations
+
+
+class Progress(NamedTuple):
+    """A stretch of training, from (`from_step`, `from_samples`) to (`step`, `samples`)."""
+
+    job_id: int
+    generation: int
+    from_step: int
+    from_samples: int
+    step: int
+    samples: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Job and generation."""
+        return self.job_id, self.generation
+
+
+def _advance_statement() -> Any:
+    def first(column: Any, start: str) -> ColumnElement[int]:
+        known: Any = bindparam(start)
+        return case((column.is_(None) | (column > known), known), else_=column)
+
+    def grown(column: Any, reached: str, beginning: ColumnElement[int]) -> ColumnElement[int]:
+        value: Any = bindparam(reached) - beginning
+        return case((value > column, value), else_=column)
+
+    first_step = first(_ROWS.c.first_step, "p_from_step")
+    first_samples = first(_ROWS.c.first_samples, "p_from_samples")
+    return (
+        update(_ROWS)
+        .where(_ROWS.c.id == bindparam("p_row"))
+        .values(
+            steps=grown(_ROWS.c.steps, "p_step", first_step),
+            samples=grown(_ROWS.c.samples, "p_samples", first_samples),
+            first_step=first_step,
+            first_samples=first_samples,
+        )
+    )
+
+
+_ADVANCE = Many(_advance_statement(), ("p_row", "p_from_step", "p_from_samples", "p_step", "p_samples"))
+
+
+def allocation_of(connection: Connection, job_id: int, generation: int) -> int | None:
+    """The newest row of this job and generation."""
+    query = select(func.max(_ROWS.c.id)).where(_ROWS.c.job_id == job_id, _ROWS.c.generation == generation)
+    row: int | None = connection.execute(query).scalar()
+    return row
+
+
+def advance(connection: Connection, progress: list[tuple[int, Progress]]) -> None:
+    """Count progress into the rows it is given with."""
+    if progress:
+        _ADVANCE(connection, [(row, *item[2:]) for row, item in progress])
 
 
 class Allocations(StorePart):

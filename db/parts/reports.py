@@ -24,10 +24,9 @@ from slurm_elastic.protocol.messages import Report
 from .. import schema
 from ..engine import Database
 from ..rows import ObservationRow
-from .allocations import Allocations
+from .allocations import Allocations, Progress, advance, allocation_of
 from .base import Ended, Many, StorePart, T, blames_a_record, insert_or_ignore, names_of, record, upsert
 from .observations import MOST, Configuration, Key, fastest_of, forget_oldest, key_of, load, measured, rows_of, summary
-from .progress import Progress, advance, allocation_of
 from .writer import ReportWriter, Submission
 
 _REPORTS = schema.reports

@@ -1,22 +1,32 @@
-"""Keeps the database small: old reports become one record per hour and configuration, old jobs and events go.
+"""Keeps the database small: old reports become one record per hour and configuration, old jobs and events go, and of
+resizes that are long over only what `selastic acct` shows by day and size is kept.
 
-Called from time to time, by one thread. What is rolled up still counts in observations; only single reports are gone.
-Works in steps of at most STEP reports, so that the write lock is never held for long.
+Called from time to time, by one thread, in steps that hold the write lock for no long time. What is rolled up still
+counts in observations. Of any job the events of its resizes go, and the resizes but for the last closed one. A job that
+has ended keeps a row for each size, batch and day instead of one for each time that it had them, and what was measured
+by the day instead of by the hour. Limit: within a day the merged rows lie one after the other, in the order in which
+each size first came; one that was held past midnight stays as it is.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, delete, func, insert, select
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
+
+from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.resize_state import ResizeState
 
 from .. import schema
 from ..engine import Database
+from ..rows import REQUEUE
 from .base import Ended, StorePart
 from .observations import MOST
 from .reports import Reports
@@ -170,3 +180,156 @@ def joined(new: dict[str, Any], old: Mapping[str, Any] | RowMapping) -> dict[str
     for name in ("step_time", "samples_per_s", "noise_scale"):
         new[name] = (new[name] * new["count"] + old[name] * old["count"]) / total
     return {**new, "count": total, "last_at": max(new["last_at"], old["last_at"])}
+
+
+STEPS = tuple(
+    str(kind)
+    for kind in (
+        *map(EventKind.of, ResizeState),
+        *(EventKind.SHRINK, EventKind.CANCEL, EventKind.REQUEUE, EventKind.RESUME, EventKind.FREE, EventKind.REFUSED),
+    )
+)
+"""Events of a resize, which its row in the history stands for later."""
+STRETCH_S = 600.0
+"""Whose events one transaction forgets: of the busiest cluster some ten thousand."""
+AT_ONCE = 500
+"""Resizes that one transaction looks at."""
+JOBS = 20
+"""Ended jobs that one transaction thins."""
+BUSY_S = 3.0
+"""After which one call stops; the next one goes on. No round begins meanwhile."""
+DAY_S = 86400
+_EVENTS, _RESIZES, _ROWS, _HOURS, _JOBS = (
+    *(schema.events, schema.resizes, schema.allocations, schema.rollups, schema.jobs),
+)
+
+
+@dataclass(slots=True)
+class _Reached:
+    """How far the last call came; a daemon that starts looks at everything once more."""
+
+    events: float = 0.0
+    resize: int = 0
+    ended: tuple[float, int] = (0.0, 0)
+
+
+class Thinning(StorePart):
+    """Thins what is old."""
+
+    def __init__(self, database: Database, ended: Ended) -> None:
+        super().__init__(database, ended)
+        self._reached = _Reached()
+
+    def thin(self, before: float, busy_s: float = BUSY_S) -> bool:
+        """Thin what is older than this time; whether all of it was."""
+        until = time.monotonic() + busy_s
+        return all(part(before, until) for part in (self._thin_events, self._thin_resizes, self._thin_ended))
+
+    def pace(self, now: float) -> tuple[int, int]:
+        """How many resizes switched, and how many jobs ended, within the last day."""
+        resizes = select(func.count()).where(_ROWS.c.start > now - DAY_S, _ROWS.c.resize > 0)
+        ended = select(func.count()).where(_JOBS.c.ended.is_(True), _JOBS.c.end_time > now - DAY_S)
+        with self._db.read() as connection:
+            return connection.execute(resizes).scalar_one(), connection.execute(ended).scalar_one()
+
+    def _thin_events(self, before: float, until: float) -> bool:
+        rest = _EVENTS.c.kind.in_(STEPS) & (_EVENTS.c.at < before)
+        while time.monotonic() < until:
+            some = rest & (_EVENTS.c.at >= self._reached.events)
+            with self._db.write() as connection:
+                first = connection.execute(select(_EVENTS.c.at).where(some).order_by(_EVENTS.c.at).limit(1)).scalar()
+                if first is None:
+                    return True
+                connection.execute(delete(_EVENTS).where(some, _EVENTS.c.at < first + STRETCH_S))
+            self._reached.events = min(before, first + STRETCH_S)
+        return False
+
+    def _thin_resizes(self, before: float, until: float) -> bool:
+        """Ids rise with time: those below one that switched before this time are as old."""
+        switched = select(func.coalesce(func.max(_ROWS.c.resize), 0)).where(_ROWS.c.start < before)
+        with self._db.read() as connection:
+            newest = connection.execute(switched).scalar_one()
+        later = _RESIZES.alias()
+        followed = select(later.c.id).where(later.c.job_id == _RESIZES.c.job_id, later.c.id > _RESIZES.c.id)
+        over = _RESIZES.c.open_job.is_(None) & followed.where(later.c.open_job.is_(None)).exists()
+        while time.monotonic() < until:
+            some = _RESIZES.c.id.between(self._reached.resize + 1, newest)
+            with self._db.write() as connection:
+                ids = list(
+                    connection.execute(
+                        select(_RESIZES.c.id).where(some).order_by(_RESIZES.c.id).limit(AT_ONCE)
+                    ).scalars()
+                )
+                if not ids:
+                    return True
+                old = list(connection.execute(select(_RESIZES.c.id).where(_RESIZES.c.id.in_(ids), over)).scalars())
+                connection.execute(delete(_RESIZES).where(_RESIZES.c.id.in_(old)))
+            self._reached.resize = ids[-1]
+        return False
+
+    def _thin_ended(self, before: float, until: float) -> bool:
+        while time.monotonic() < until:
+            at, job_id = self._reached.ended
+            after = (_JOBS.c.end_time > at) | ((_JOBS.c.end_time == at) & (_JOBS.c.job_id > job_id))
+            old = select(_JOBS.c.job_id, _JOBS.c.end_time).where(
+                _JOBS.c.ended.is_(True), _JOBS.c.end_time < before, after
+            )
+            with self._db.lock, self._db.write() as connection:
+                rows = connection.execute(old.order_by(_JOBS.c.end_time, _JOBS.c.job_id).limit(JOBS)).all()
+                if not rows:
+                    return True
+                jobs = [row.job_id for row in rows]
+                _merge_allocations(connection, jobs)
+                _merge_hours(connection, jobs)
+            for number in jobs:
+                self._ended(number)
+            self._reached.ended = (rows[-1].end_time, rows[-1].job_id)
+        return False
+
+
+def _merge_allocations(connection: Connection, jobs: list[int]) -> None:
+    days: dict[tuple[int, int], list[RowMapping]] = defaultdict(list)
+    query = select(_ROWS).where(_ROWS.c.job_id.in_(jobs), _ROWS.c.end.is_not(None)).order_by(_ROWS.c.id)
+    for row in connection.execute(query).mappings():
+        day = int(row["start"] // DAY_S)
+        if row["end"] <= (day + 1) * DAY_S:
+            days[row["job_id"], day].append(row)
+    gone: list[int] = []
+    for rows in days.values():
+        groups = merged(rows)
+        if len(groups) < len(rows):
+            for values in groups:
+                connection.execute(update(_ROWS).where(_ROWS.c.id == values["id"]).values(values))
+            stays = {values["id"] for values in groups}
+            gone += [row["id"] for row in rows if row["id"] not in stays]
+    for first in range(0, len(gone), AT_ONCE):
+        connection.execute(delete(_ROWS).where(_ROWS.c.id.in_(gone[first : first + AT_ONCE])))
+
+
+def merged(rows: Sequence[RowMapping]) -> list[dict[str, object]]:
+    """One row for each size and batch of a day, with the sums of all that had them; starts of a requeued job, whose
+    pause is of another kind, stay as they are. Time and GPU-hours stay what they were, to the second."""
+    groups: dict[object, list[RowMapping]] = defaultdict(list)
+    for row in rows:
+        own = row["id"] if row["reason"] == REQUEUE else None
+        groups[row["gpus"], row["batch"], own].append(row)
+    at, found = min(row["start"] for row in rows), list[dict[str, object]]()
+    for members in groups.values():
+        end = at + sum(row["end"] - row["start"] for row in members)
+        sums = {name: sum(row[name] for row in members) for name in ("steps", "samples", "pause_s")}
+        found.append({**members[0], **sums, "start": at, "end": end})
+        at = end
+    return found
+
+
+def _merge_hours(connection: Connection, jobs: Iterable[int]) -> None:
+    where = _HOURS.c.job_id.in_(list(jobs))
+    found: dict[tuple[int, ...], dict[str, object]] = {}
+    rows = connection.execute(select(_HOURS).where(where).order_by(_HOURS.c.hour)).mappings().all()
+    for row in rows:
+        day = {**row, "hour": row["hour"] // DAY_S * DAY_S}
+        key = tuple(day[column.name] for column in _HOURS.primary_key)
+        found[key] = joined(day, found[key]) if key in found else day
+    if len(found) < len(rows):
+        connection.execute(delete(_HOURS).where(where))
+        connection.execute(insert(_HOURS), list(found.values()))

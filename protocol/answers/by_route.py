@@ -10,16 +10,13 @@ from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.api import routes
 from slurm_elastic.protocol.api.routes import Route
 
-from .acct import Accounting
 from .explain import Explain
-from .history import Events, PlanTable
-from .hosts import Cleared, PairsOfHosts
+from .history import Accounting, Events, PlanTable, Usage
 from .predict import Prediction, PredictionErrors
-from .probes import Findings, Remembered
 from .record import about, record
 from .review import Review
+from .site import Cleared, Findings, PairsOfHosts, Remembered
 from .status import JobStatus, StatusTable
-from .usage import Usage
 
 
 @record

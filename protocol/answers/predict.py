@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..text.cells import moment, number, share
+from ..text.tables import digits, moment, share
 from ..text.times import elapsed
 from .record import Column, about, record
 
@@ -12,7 +12,7 @@ COVERS, QUANTILE = 0.8, 1.2816
 """Share of cases in which the truth is expected within an interval."""
 
 
-_number, _seconds = number(), "{:.3g}".format
+_number, _seconds = digits(), "{:.3g}".format
 
 
 def _interval(row: PredictedSize) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..text.cells import moment, number
+from ..text.tables import digits, moment
 from ..text.times import elapsed
 from .common import JobRecord
 from .record import Column, about, record
@@ -23,17 +23,17 @@ class ReviewFigures:
 
     seconds: float = about("how long the job was seen, or the advice stood", Column("Time", form=elapsed))
     moves: int = about("resizes that the daemon would have begun", Column("Moves"))
-    gpu_hours: float = about("GPU-hours that it had", Column("GPUHours", form=number()))
+    gpu_hours: float = about("GPU-hours that it had", Column("GPUHours", form=digits()))
     advised_gpu_hours: float = about(
-        "GPU-hours that it would have had", Column("WouldGPUHours", "WOULD_GPUHOURS", form=number())
+        "GPU-hours that it would have had", Column("WouldGPUHours", "WOULD_GPUHOURS", form=digits())
     )
     change: float | None = about(
         "progress it would have made, against what it made; pauses charged", Column("Change", form=_percent)
     )
     progress_h: float | None = about(
-        "the same difference in hours at its smallest size", Column("ProgressH", "PROGRESS_H", form=number())
+        "the same difference in hours at its smallest size", Column("ProgressH", "PROGRESS_H", form=digits())
     )
-    pause_s: float = about("pauses charged, in seconds", Column("Pause", form=number(2)))
+    pause_s: float = about("pauses charged, in seconds", Column("Pause", form=digits(2)))
     unknown_s: float = about("time under advice of unknown effect", Column("Unknown", form=elapsed))
     modelled_s: float = about("time under advice to have a size that was never measured")
     doubt: float | None = about(
@@ -64,7 +64,7 @@ class MoveReview(ReviewFigures, JobRecord):
         "global batch that it was advised to have (--moves)", Column("WouldBatch", "WOULD_BATCH")
     )
     gain: float | None = about(
-        "gain of the move for all jobs, in jobs' worth of progress (--moves)", Column("Gain", form=number())
+        "gain of the move for all jobs, in jobs' worth of progress (--moves)", Column("Gain", form=digits())
     )
     mechanism: str = about("how it would have got there (--moves)", Column("Mechanism", "VIA"))
     mode: str = about("the daemon's mode then (--moves)", Column("Mode"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..text.cells import bounds, folded, moment, number, share
+from ..text.tables import bounds, digits, folded, moment, share
 from ..text.times import elapsed
 from .common import JobRecord
 from .record import Column, about, record
@@ -99,14 +99,14 @@ class JobStatus(JobRecord):
     )
     max_batch: int | None = about("largest global batch that it accepts")
     samples_per_s: float | None = about(
-        "throughput at this size, last report; - when not known", Column("Samples/s", form=number())
+        "throughput at this size, last report; - when not known", Column("Samples/s", form=digits())
     )
     stalled_since: float | None = about(
         "when its last step was done, where none is done any more",
         Column("Stalled", help="for how long it has done no step", cell=_stalled),
     )
     speedup: float | None = about(
-        "throughput against that at its smallest size; - when not known", Column("Speedup", form=number())
+        "throughput against that at its smallest size; - when not known", Column("Speedup", form=digits())
     )
     left_s: float | None = about(
         "training left at this size, by the script and the last report",

@@ -1,4 +1,5 @@
-"""The HTTP client of selasticd, for supervisors and the command line. Standard library only.
+"""The HTTP client of selasticd, for supervisors and the command line: over TCP, TLS or the Unix socket of the daemon's
+own host. Standard library only.
 
 One request, one answer, no retry: the caller knows whether and when to try again. A thread keeps its connection for its
 next request and opens another one if the daemon has closed it; no caller notices. Proxies of the environment are not
@@ -11,6 +12,8 @@ import http.client
 import json
 import os
 import secrets
+import socket
+import struct
 import threading
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,10 +21,82 @@ from urllib.parse import urlsplit
 
 from ..codec import to_json
 from ..errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed, NotFound
-from . import answer_proof, munge, request_proof, shared_secret
-from .answer_proof import NONCE, PROOF
-from .connections import TlsConnection, UnixConnection, connection_to
+from . import munge, proofs
+from .proofs import NONCE, PROOF
 from .routes import ROUTES, Route
+
+
+def _unix(values: dict[str, Any]) -> str:
+    """The Unix socket to call the daemon by: the one that the client file names, where it is on this host."""
+    path = str(values.get("socket", ""))
+    return path if path and os.access(path, os.W_OK) else ""
+
+
+def connection_to(url: str, values: dict[str, Any], timeout: float) -> http.client.HTTPConnection:
+    """A connection that is not open yet."""
+    path, parts = _unix(values), urlsplit(url)
+    if path:
+        return UnixConnection(path, values.get("uid"), timeout)
+    if parts.scheme == "http":
+        return SingleSendConnection(str(parts.hostname), parts.port, timeout=timeout)
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cadata=values.get("ca"))
+    except (ssl.SSLError, ValueError, TypeError) as error:
+        raise ConfigError(f"ca of the client file cannot be read ({error}); accepted: certificates in PEM") from None
+    return TlsConnection(str(parts.hostname), parts.port, timeout=timeout, context=context)
+
+
+class SingleSendConnection(http.client.HTTPConnection):
+    """Sends head and body of a request in one piece, when the answer is asked for: what arrives whole costs the daemon
+    half of what it costs in two pieces."""
+
+    _held = b""
+
+    def send(self, data: Any) -> None:
+        """Keep some bytes of the request."""
+        self._held += data
+
+    def getresponse(self) -> http.client.HTTPResponse:
+        """Send the request, and read the answer's head."""
+        held, self._held = self._held, b""
+        super().send(held)
+        return super().getresponse()
+
+    def close(self) -> None:
+        """Close, and forget a request that was not sent."""
+        self._held = b""
+        super().close()
+
+
+class TlsConnection(SingleSendConnection, http.client.HTTPSConnection):
+    """Over TLS."""
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """uid of the process at the other end of a Unix socket, as it was when it connected or listened."""
+    size = struct.calcsize("iII")
+    _, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(uid)
+
+
+class UnixConnection(SingleSendConnection):
+    """To a daemon that runs as `uid` (None: not known); nobody else than that user and root is spoken to."""
+
+    def __init__(self, path: str, uid: int | None, timeout: float) -> None:
+        super().__init__("selasticd", timeout=timeout)
+        self._path, self._uid = path, uid
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+        if self._uid is not None:
+            uid = peer_uid(self.sock)
+            if uid not in (0, self._uid):
+                raise ConnectionError(f"uid {uid} listens on {self._path}, not the daemon's uid {self._uid}")
+
 
 SITE_FILE = "/etc/slurm-elastic/client.json"
 USER_FILE = "~/.slurm-elastic/client.json"
@@ -59,7 +134,7 @@ class Client:
         self._timeout = timeout
         self._kept = threading.local()
         self._key = secrets.token_bytes(32)
-        self._job_keys: dict[str, request_proof.JobKey] = {}
+        self._job_keys: dict[str, proofs.JobKey] = {}
         """Of each job's last registration, by the job's address."""
 
     def call(
@@ -130,8 +205,8 @@ class Client:
     def _registered(self, path: str, answered: Any) -> None:
         given = answered if isinstance(answered, dict) else {}
         token, version = given.get("token"), given.get("version")
-        if isinstance(token, str) and isinstance(version, int) and version >= request_proof.SINCE:
-            self._job_keys[path.rpartition("/")[0]] = request_proof.JobKey(self._kept.key, token)
+        if isinstance(token, str) and isinstance(version, int) and version >= proofs.SINCE:
+            self._job_keys[path.rpartition("/")[0]] = proofs.JobKey(self._kept.key, token)
 
     def _exchange(
         self,
@@ -146,7 +221,7 @@ class Client:
         """Status, headers and body of the answer. Raises OSError or HTTPException, and DaemonUnreachable where somebody
         else than the daemon answers."""
         url, values = place
-        target, nonce = urlsplit(url).path + path, answer_proof.new_nonce()
+        target, nonce = urlsplit(url).path + path, proofs.new_nonce()
         while True:
             connection, used = self._connection(url, values, timeout)
             headers = {"Accept": "application/json"}
@@ -217,11 +292,11 @@ class Client:
         key = self._job_keys.get(path.rpartition("/")[0])
         if key is None or key.token != token:
             return f"Bearer {token}"
-        return f"{request_proof.SCHEME} {key.prove(munge.bind(method, path, body))}"
+        return f"{proofs.SCHEME} {key.prove(munge.bind(method, path, body))}"
 
     def _proof(self, request: bytes, values: dict[str, Any]) -> str:
         if "secret" in values:
-            return f"Secret {shared_secret.prove(str(values['secret']), request)}"
+            return f"Secret {proofs.prove_secret(str(values['secret']), request)}"
         payload = munge.with_key(request, self._key)
         return f"MUNGE {munge.encode(payload, self._munge_socket, only_uid=values.get('uid'))}"
 
@@ -235,7 +310,7 @@ class Client:
     ) -> None:
         url, values = place
         key = str(values["secret"]).encode() if "secret" in values else self._key
-        if not answer_proof.proven(answer.headers.get(PROOF, ""), key, nonce, target, answer.status, text):
+        if not proofs.answer_proven(answer.headers.get(PROOF, ""), key, nonce, target, answer.status, text):
             self.close()
             whose = "this user's" if "secret" in values else f"uid {values['uid']}'s" if "uid" in values else "any"
             raise DaemonUnreachable(f"what answers at {url} does not prove to be {whose} selasticd; is that running?")

@@ -106,7 +106,7 @@ def bind(method: str, target: str, body: bytes) -> bytes:
 
 
 def with_key(bound: bytes, key: bytes) -> bytes:
-    """The same, with a key for the daemon alone (give its uid to `encode`): see api/answer_proof.py."""
+    """The same, with a key for the daemon alone (give its uid to `encode`): see api/proofs.py."""
     return bound + b" " + key.hex().encode()
 
 

@@ -109,7 +109,7 @@ class Route:
     """The request's body."""
     status: int = 200
     proven: bool = True
-    """A client takes only an answer that the daemon has proven to be its own: see answer_proof.py."""
+    """A client takes only an answer that the daemon has proven to be its own: see proofs.py."""
     may_be_empty: bool = False
     """204 where there is nothing new."""
     first_job: int = 1

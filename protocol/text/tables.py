@@ -1,4 +1,5 @@
-"""Tables in the forms of squeue and sacct: aligned, `a|b|c|` (--parsable), `a|b|c` (--parsable2), with chosen fields.
+"""Tables in the forms of squeue and sacct: aligned, `a|b|c|` (--parsable), `a|b|c` (--parsable2), with chosen fields;
+and their cells, values as the commands print them.
 
 Promise: one list of fields per command gives its columns, --format and --helpformat; what is unknown is a dash in a
 table and empty in the parsable forms. Control characters, which a job's name may hold, never reach the terminal.
@@ -8,15 +9,20 @@ Limit: text only, no colour; one line per row, but on a terminal that is too nar
 
 from __future__ import annotations
 
+import functools
 import re
 import textwrap
+import time
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import groupby
 from typing import Any
 
 from slurm_elastic.protocol.errors import ConfigError
+
+from .times import format_time
 
 Row = Any
 """Any object that the columns know how to read."""
@@ -210,3 +216,58 @@ def least_width(full: int, is_text: bool, is_last: bool) -> int:
 def wrapped(text: str, width: int) -> list[str]:
     """A sentence in lines of so many columns, broken between words; a longer word is broken as well."""
     return textwrap.wrap(text, width, break_on_hyphens=False) or [text]
+
+
+Form = Callable[[Any], str]
+_NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
+
+
+def digits(count: int = 3) -> Form:
+    """So many significant digits."""
+    return functools.partial(number, digits=count)
+
+
+def share(value: float) -> str:
+    """A part of one, in percent."""
+    return f"{value:.0%}"
+
+
+def moment(value: float) -> str:
+    """A time as SLURM_TIME_FORMAT wants it."""
+    return format_time(value, time.time())
+
+
+def folded(names: str) -> str:
+    """ "n[1-3,7]" for "n1,n2,n3,n7", as Slurm writes a node list; here without the daemon's library for them."""
+    groups: dict[tuple[str, str, int], list[int]] = {}
+    found = [_NUMBERED.fullmatch(name) for name in names.split(",")]
+    padded = {(each[1], each[3], len(each[2])) for each in found if each and each[2][0] == "0"}
+    for name, each in zip(names.split(","), found, strict=True):
+        if each is None:
+            groups[name, "", -1] = []
+            continue
+        digits = len(each[2]) if (each[1], each[3], len(each[2])) in padded else 0
+        groups.setdefault((each[1], each[3], digits), []).append(int(each[2]))
+    return ",".join(_group(*key, sorted(set(numbers))) for key, numbers in groups.items())
+
+
+def _group(before: str, behind: str, digits: int, numbers: list[int]) -> str:
+    """One node list of names that differ in one number. digits: with as many of them, 0: with as many as it takes."""
+    parts = []
+    for _, run in groupby(enumerate(numbers), key=lambda entry: entry[1] - entry[0]):
+        first, *more = [f"{number:0{digits}d}" for _, number in run]
+        parts.append(f"{first}-{more[-1]}" if more else first)
+    inside = ",".join(parts)
+    return before + (f"[{inside}]" if len(numbers) > 1 else inside) + behind
+
+
+def bounds(low: str, high: str) -> Callable[[Any], str]:
+    """A cell with MIN-MAX of two fields, or one number when they are equal."""
+
+    def cell(record: object) -> str:
+        first, last = getattr(record, low), getattr(record, high)
+        if first is None or last is None:
+            return ""
+        return str(first) if first == last else f"{first}-{last}"
+
+    return cell

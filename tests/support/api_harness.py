@@ -28,7 +28,7 @@ from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.protocol.answers.by_route import Health
 from slurm_elastic.protocol.answers.history import PlanNote
 from slurm_elastic.protocol.api import munge
-from slurm_elastic.protocol.api.request_proof import JobKey
+from slurm_elastic.protocol.api.proofs import JobKey
 from slurm_elastic.protocol.codec import VERSION, to_json
 from slurm_elastic.protocol.messages import Grant, Happening, Piece, Rate, Registration, Report, Resize
 

@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 from waiting import wait_until
 
 from slurm_elastic.protocol import codec
-from slurm_elastic.protocol.api import answer_proof, munge
-from slurm_elastic.protocol.api.request_proof import JobProofs
+from slurm_elastic.protocol.api import munge, proofs
+from slurm_elastic.protocol.api.proofs import JobProofs
 from slurm_elastic.protocol.messages import Grant, Happening, Piece, Rate, Registration, Report, Reports, Resize, Shape
 
 
@@ -152,9 +152,9 @@ class FakeDaemon:
         with contextlib.suppress(ConnectionError):  # who asked has gone
             request.send_response(code)
             request.send_header("Content-Length", str(len(answer)))
-            nonce = request.headers.get(answer_proof.NONCE, "")
-            proof = answer_proof.prove(b"s", nonce, request.path, code, answer)
-            request.send_header(answer_proof.PROOF, proof)
+            nonce = request.headers.get(proofs.NONCE, "")
+            proof = proofs.prove_answer(b"s", nonce, request.path, code, answer)
+            request.send_header(proofs.PROOF, proof)
             request.end_headers()
             request.wfile.write(answer)
 

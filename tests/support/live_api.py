@@ -24,7 +24,7 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers.by_route import Health, ModelsInUse
 from slurm_elastic.protocol.answers.history import PlanNote
 from slurm_elastic.protocol.api import munge
-from slurm_elastic.protocol.api.shared_secret import Verifier
+from slurm_elastic.protocol.api.proofs import Verifier
 
 
 @dataclass

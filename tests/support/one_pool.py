@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_elastic.daemon.optimizer.job_view import JobView
-from slurm_elastic.daemon.optimizer.plan import ChoiceTables, plan_pools
+from slurm_elastic.daemon.optimizer.plan import ChoiceTables, PoolPlan, plan_pools
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY
-from slurm_elastic.daemon.optimizer.targets import PoolPlan
 
 
 def plan(

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 
-from slurm_elastic.daemon.optimizer.choices import MOST_PENALTY, NOISE_FACTOR, QUANTILE, UNMEASURED_PENALTY
-from slurm_elastic.daemon.optimizer.grid import EVEN_SPREAD
+from slurm_elastic.daemon.optimizer.choices import EVEN_SPREAD, MOST_PENALTY, NOISE_FACTOR, QUANTILE, UNMEASURED_PENALTY
 from slurm_elastic.daemon.optimizer.job_view import JobView, nodes_at
 from slurm_elastic.daemon.optimizer.models import goodput
 from slurm_elastic.daemon.optimizer.policies import POLICIES, Policy

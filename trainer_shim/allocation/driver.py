@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from slurm_elastic.protocol import codec
-from slurm_elastic.protocol.json_lines import Malformed, Message
-from slurm_elastic.protocol.message_fields import name_of, records, text, texts, whole
+from slurm_elastic.protocol.json_lines import Malformed, Message, name_of, records, text, texts, whole
 from slurm_elastic.protocol.messages import Happening
 from slurm_elastic.protocol.version import build, version
 

@@ -15,8 +15,7 @@ import socket
 import time
 
 from slurm_elastic.protocol import json_lines
-from slurm_elastic.protocol.json_lines import Message
-from slurm_elastic.protocol.message_fields import text
+from slurm_elastic.protocol.json_lines import Message, text
 
 MAX_LINE = 4096
 PROOF_S = 10.0

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from slurm_elastic.protocol.errors import TrainingError
-from slurm_elastic.protocol.json_lines import Message
-from slurm_elastic.protocol.message_fields import seconds, text, whole
+from slurm_elastic.protocol.json_lines import Message, seconds, text, whole
 
 from . import handshake, interfaces
 from .connection import Connection

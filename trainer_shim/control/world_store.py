@@ -17,8 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from slurm_elastic.protocol import json_lines
-from slurm_elastic.protocol.json_lines import Malformed, Message
-from slurm_elastic.protocol.message_fields import text, texts, whole
+from slurm_elastic.protocol.json_lines import Malformed, Message, text, texts, whole
 
 from . import handshake
 from .event_loop import Loop

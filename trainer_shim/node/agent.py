@@ -24,8 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from slurm_elastic.protocol.json_lines import Message
-from slurm_elastic.protocol.message_fields import name_of, records, texts, variables, whole
+from slurm_elastic.protocol.json_lines import Message, name_of, records, texts, variables, whole
 from slurm_elastic.protocol.version import build
 
 from ..control import cuda_backend, handshake, job_key

@@ -14,8 +14,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slurm_elastic.protocol.json_lines import Message
-from slurm_elastic.protocol.message_fields import name_of, text, whole
+from slurm_elastic.protocol.json_lines import Message, name_of, text, whole
 from slurm_elastic.protocol.messages import Unreached
 
 from ..control import interfaces

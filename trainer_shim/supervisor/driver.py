@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.errors import ElasticError
-from slurm_elastic.protocol.json_lines import Message
-from slurm_elastic.protocol.message_fields import text, texts, whole
+from slurm_elastic.protocol.json_lines import Message, text, texts, whole
 
 from ..allocation import job_dir
 from ..allocation.driver import Driver

@@ -1,8 +1,9 @@
 """The plan's heart: one choice per job, sum of GPUs <= capacity, sum of values largest. Exact, with its proof.
 
 A multiple-choice knapsack with small integer weights. Method: the linear relaxation's multiplier, each choice's loss
-against it (dual; integer_dual where an int64 would overflow), and an exact dynamic program over the few choices that
-the remaining gap leaves open (exact_core). Promise: the bound is proven, and meets the value unless `work` ran out.
+against it (dual, in Python's integers where an int64 would overflow), and an exact dynamic program over the few choices
+that the remaining gap leaves open (exact_core). Promise: the bound is proven, and meets the value unless `work` ran
+out.
 Limit: values are rounded to about 2**-35 of the largest; the bound counts what that can hide.
 
     >>> solve([[Choice(1, 1.0), Choice(2, 1.9)], [Choice(0, 0.0), Choice(2, 1.2)]], capacity=3).choice
@@ -15,10 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import fsum, ulp
 
-from . import dual, integer_dual
+from . import dual
 from .exact_core import Move, finish
-from .inputs import check_capacity, check_feasible
-from .table import Choice, Columns, Table, build
+from .table import Choice, Columns, Table, build, check_capacity, check_feasible
 
 WORK = 50_000_000
 """Steps of the exact finish before an answer is given with the gap it has then."""
@@ -86,7 +86,7 @@ def solve_table(table: Table, capacity: int, labels: Sequence[str] | None = None
 
 def solve_table_exactly(table: Table, capacity: int, work: int = WORK) -> Solution:
     """The same in Python's integers, whatever the size of the numbers; the smallest sizes have to fit."""
-    p, q = integer_dual.multiplier(table, capacity)
+    p, q = dual.exact_multiplier(table, capacity)
     base, slack, moves = dual.open_choices(table.of_python_integers(), capacity, p, q)
     return _finished(table, base.tolist(), slack, moves, p, q, work)
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from ...derived.table import Derived
 from ...optimizer.job_view import JobView
+from ...optimizer.plan import Target
 from ...optimizer.policies import POLICIES
-from ...optimizer.predictions import speeds_at
-from ...optimizer.targets import Target
+from ...optimizer.speedups import speeds_at
 from .candidate import Candidate
 
 

@@ -16,7 +16,7 @@ from ...optimizer.errors import InfeasiblePlan, PlanInputError
 from ...optimizer.job_view import JobView, Model
 from ...optimizer.plan import ChoiceTables, plan_pools
 from ...optimizer.policies import DEFAULT_POLICY, POLICIES
-from ...optimizer.solver.nested_caps import Cap
+from ...optimizer.solver.limits import Cap
 from ..pools.candidate import Candidate
 from ..running.eligibility import weight_of
 from ..settings import PlannerSettings

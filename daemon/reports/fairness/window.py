@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol import request as elastic_request
-from slurm_elastic.protocol.answers.usage import Fairness
+from slurm_elastic.protocol.answers.history import Fairness
 from slurm_elastic.protocol.errors import RequestError
 
 from .division import Presence, ShareOfGpus, Sharer, groups_of, looks

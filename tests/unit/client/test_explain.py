@@ -14,8 +14,7 @@ from slurm_elastic.client.explanation.command import render, rows
 from slurm_elastic.daemon import reports
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.answers.evidence import Alternative, Evidence
-from slurm_elastic.protocol.answers.explain import Decision
+from slurm_elastic.protocol.answers.explain import Alternative, Decision, Evidence
 from slurm_elastic.protocol.messages import Piece, Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 from slurm_elastic.protocol.text.reasons import Reason

@@ -14,7 +14,7 @@ from slurm_elastic.client.commands.status import _natural
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import PredictionRow
-from slurm_elastic.protocol.answers.probes import Remembered
+from slurm_elastic.protocol.answers.site import Remembered
 from slurm_elastic.protocol.api import routes
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import DaemonUnreachable, ElasticError

@@ -17,11 +17,11 @@ from slurm_elastic.client.commands import review
 from slurm_elastic.client.report.hours import hours, summary
 from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.models.cache import observation
-from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
+from slurm_elastic.daemon.optimizer.models.prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.throughput import fit
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.answers.history import CurvePoint, Usage
 from slurm_elastic.protocol.answers.review import Review, WaitingReview
-from slurm_elastic.protocol.answers.usage import CurvePoint, Usage
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.api.routes import WindowQuery
 from slurm_elastic.protocol.errors import ElasticError

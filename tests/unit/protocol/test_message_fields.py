@@ -9,8 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slurm_elastic.protocol.json_lines import Malformed
-from slurm_elastic.protocol.message_fields import seconds, variables
+from slurm_elastic.protocol.json_lines import Malformed, seconds, variables
 
 
 @given(st.floats() | st.integers())

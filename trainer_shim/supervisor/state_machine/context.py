@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from slurm_elastic.protocol.json_lines import Message
-from slurm_elastic.protocol.message_fields import LARGEST
+from slurm_elastic.protocol.json_lines import LARGEST, Message
 from slurm_elastic.protocol.messages import Piece, Unreached
 
 from ...allocation.pieces.holding import Holding, Limits

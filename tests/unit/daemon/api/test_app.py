@@ -33,7 +33,7 @@ from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.api.munge import MungeError
-from slurm_elastic.protocol.api.request_proof import JobKey
+from slurm_elastic.protocol.api.proofs import JobKey
 from slurm_elastic.protocol.codec import MAX_BODY, VERSION, to_json
 from slurm_elastic.protocol.errors import SlurmUnreachable, StoreError, TooOften
 from slurm_elastic.protocol.messages import Happening, Phase, Rate, Registration, Reports, Unreached

@@ -11,7 +11,7 @@ from slurm_elastic.daemon.api.auth import Authenticator, Unauthenticated, spoken
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.protocol.api import munge
-from slurm_elastic.protocol.api.shared_secret import MAX_AGE_S, Verifier, prove
+from slurm_elastic.protocol.api.proofs import MAX_AGE_S, Verifier, prove_secret
 from slurm_elastic.protocol.errors import NotAllowed
 
 
@@ -31,8 +31,8 @@ def test_a_users_daemon_takes_its_secret(monkeypatch: pytest.MonkeyPatch) -> Non
     values = found.client_values("http://127.0.0.1:1")
     assert values["url"] == "http://127.0.0.1:1" and values["uid"] == os.geteuid()
     bound = munge.bind("GET", "/", b"")
-    assert found.who(f"Secret {prove(values['secret'], bound)}", "GET", "/", b"").uid == os.geteuid()
-    other = prove("x", bound)
+    assert found.who(f"Secret {prove_secret(values['secret'], bound)}", "GET", "/", b"").uid == os.geteuid()
+    other = prove_secret("x", bound)
     for wrong in (f"Secret {values['secret']}", f"Secret {other}", "Secret ", "Secret \u00e9", "Bearer x", "", None):
         with pytest.raises(Unauthenticated):
             found.who(wrong, "GET", "/", b"")
@@ -43,7 +43,7 @@ def test_a_proof_is_good_for_one_request_once() -> None:
     old to be taken are not kept in mind."""
     now = [1e9]
     verifier = Verifier("s", clock=lambda: now[0])
-    made = [prove("s", b"GET /", clock=lambda: now[0]) for _ in range(3)]
+    made = [prove_secret("s", b"GET /", clock=lambda: now[0]) for _ in range(3)]
     verifier.check(made[0], b"GET /")
     for proof, message, sentence in (
         (made[0], b"GET /", "has been used before"),
@@ -59,7 +59,7 @@ def test_a_proof_is_good_for_one_request_once() -> None:
         with pytest.raises(NotAllowed, match="set the hosts' clocks"):
             verifier.check(made[2], b"GET /")
     now[0] = 1e9 + MAX_AGE_S + 1
-    verifier.check(prove("s", b"", clock=lambda: now[0]), b"")
+    verifier.check(prove_secret("s", b"", clock=lambda: now[0]), b"")
     assert len(verifier._seen) == 1
 
 

@@ -25,7 +25,7 @@ from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import messages
 from slurm_elastic.protocol.answers.by_route import ANSWERS
-from slurm_elastic.protocol.answers.evidence import Evidence
+from slurm_elastic.protocol.answers.explain import Evidence
 from slurm_elastic.protocol.api.routes import ROUTES
 
 EXAMPLES = int(os.environ.get("SELASTIC_API_EXAMPLES", "12"))

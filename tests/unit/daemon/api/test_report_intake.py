@@ -29,7 +29,7 @@ from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import codec
 from slurm_elastic.protocol.api import munge
-from slurm_elastic.protocol.api.request_proof import JobKey, JobProofs
+from slurm_elastic.protocol.api.proofs import JobKey, JobProofs
 from slurm_elastic.protocol.codec import WireError, to_json
 from slurm_elastic.protocol.errors import StoreError
 from slurm_elastic.protocol.messages import Reports

@@ -15,15 +15,14 @@ import pytest
 import sample_history
 
 from slurm_elastic.client.report import figures
-from slurm_elastic.client.report.stretches import clipped, used
+from slurm_elastic.client.report.figures import clipped, used
 from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.html import charts, report_charts, report_page
 from slurm_elastic.daemon.html.report_page import page
 from slurm_elastic.daemon.reports.fairness.window import Fairness
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.answers.acct import Allocation
+from slurm_elastic.protocol.answers.history import Allocation, CapacityPoint, Usage
 from slurm_elastic.protocol.answers.record import read
-from slurm_elastic.protocol.answers.usage import CapacityPoint, Usage
 
 SVG = "{http://www.w3.org/2000/svg}"
 ALLOCATION = read(

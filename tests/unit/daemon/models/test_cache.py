@@ -15,7 +15,7 @@ from slurm_elastic.daemon.models import cache
 from slurm_elastic.daemon.models.cache import ModelCache, observations
 from slurm_elastic.daemon.optimizer.models import throughput
 from slurm_elastic.daemon.optimizer.models.observation import Observation
-from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
+from slurm_elastic.daemon.optimizer.models.prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.throughput import ThroughputModel, fit
 from slurm_elastic.db.rows import ObservationRow
 

@@ -15,8 +15,7 @@ from waiting import wait_until
 
 from slurm_elastic.daemon.models.cache import observation
 from slurm_elastic.daemon.models.priors import SHIPPED, Priors, learned, program_of
-from slurm_elastic.daemon.optimizer.models.prior import from_plain
-from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
+from slurm_elastic.daemon.optimizer.models.prior import DEFAULT, from_plain
 from slurm_elastic.daemon.optimizer.models.step_time import parameters, step_time
 from slurm_elastic.daemon.optimizer.models.throughput import fit
 from slurm_elastic.daemon.selasticd.daemon import Daemon

@@ -9,8 +9,8 @@ import pytest
 from one_pool import plan
 
 from slurm_elastic.daemon.optimizer import plan as plan_module
+from slurm_elastic.daemon.optimizer.choices import Grids
 from slurm_elastic.daemon.optimizer.errors import PlanInputError
-from slurm_elastic.daemon.optimizer.grid import Grids
 from slurm_elastic.daemon.optimizer.job_view import JobView
 from slurm_elastic.daemon.optimizer.plan import ChoiceTables
 from slurm_elastic.daemon.optimizer.solver.table import Columns

@@ -10,7 +10,7 @@ import pytest
 from slurm_elastic.daemon.optimizer.job_view import Model
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.throughput import fit
-from slurm_elastic.daemon.optimizer.predictions import throughputs_at, uncertainties_at
+from slurm_elastic.daemon.optimizer.speedups import throughputs_at, uncertainties_at
 
 
 class Declared:

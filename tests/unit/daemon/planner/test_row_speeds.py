@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from plan_cases import SETTINGS, World
 
+from slurm_elastic.daemon.optimizer.plan import Target
 from slurm_elastic.daemon.optimizer.solver.table import Choice
-from slurm_elastic.daemon.optimizer.targets import Target
 from slurm_elastic.daemon.planner.decision_record import speeds_of
 from slurm_elastic.daemon.planner.moves import Move, TargetSize
 from slurm_elastic.daemon.planner.tables import Tables

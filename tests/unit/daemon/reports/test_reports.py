@@ -14,11 +14,9 @@ from slurm_elastic.client.commands.status import DEFAULT, FIELDS, SPARE
 from slurm_elastic.daemon import reports
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.answers.evidence import Evidence, OtherMove
-from slurm_elastic.protocol.answers.explain import AddedNodes, Explain, OpenResize
-from slurm_elastic.protocol.answers.history import PlanTable
+from slurm_elastic.protocol.answers.explain import AddedNodes, Evidence, Explain, OpenResize, OtherMove
+from slurm_elastic.protocol.answers.history import CapacityPoint, PlanTable
 from slurm_elastic.protocol.answers.record import read
-from slurm_elastic.protocol.answers.usage import CapacityPoint
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.text import tables

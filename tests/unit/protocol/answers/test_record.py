@@ -8,9 +8,8 @@ from dataclasses import asdict, fields
 
 import pytest
 
-from slurm_elastic.protocol.answers.acct import Allocation
-from slurm_elastic.protocol.answers.evidence import Evidence, OtherMove
-from slurm_elastic.protocol.answers.history import PlanRow
+from slurm_elastic.protocol.answers.explain import Evidence, OtherMove
+from slurm_elastic.protocol.answers.history import Allocation, PlanRow
 from slurm_elastic.protocol.answers.record import (
     Column,
     UnreadableRecord,

@@ -19,10 +19,9 @@ from typing import Any
 import pytest
 
 from slurm_elastic.protocol.api import client as client_module
-from slurm_elastic.protocol.api import munge, routes, shared_secret
-from slurm_elastic.protocol.api.answer_proof import NONCE, PROOF, prove, proven
+from slurm_elastic.protocol.api import munge, proofs, routes
 from slurm_elastic.protocol.api.client import Busy, Client, TokenRefused
-from slurm_elastic.protocol.api.request_proof import JobProofs
+from slurm_elastic.protocol.api.proofs import NONCE, PROOF, JobProofs, answer_proven, prove_answer
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed, NotFound
 
 
@@ -47,7 +46,7 @@ class Daemon:
                 key = daemon.key
                 if key is None:
                     key = bytes.fromhex(credential.rpartition(" ")[2]) if credential.startswith("MUNGE ") else b""
-                proof = prove(key, self.headers.get(NONCE, ""), self.path, daemon.status, daemon.body)
+                proof = prove_answer(key, self.headers.get(NONCE, ""), self.path, daemon.status, daemon.body)
                 self.send_header(PROOF, proof)
                 self.end_headers()
                 self.wfile.write(daemon.body)
@@ -108,12 +107,12 @@ def test_who_took_the_daemons_port_is_not_believed(daemon: Daemon, key: bytes) -
 
 def test_an_answer_is_proven_for_one_request() -> None:
     """One that was right for another nonce, address, status or body is not taken."""
-    right = prove(b"k", "n", "/a", 200, b"{}")
-    assert proven(right, b"k", "n", "/a", 200, b"{}")
+    right = prove_answer(b"k", "n", "/a", 200, b"{}")
+    assert answer_proven(right, b"k", "n", "/a", 200, b"{}")
     for other in ((b"j", "n", "/a", 200, b"{}"), (b"k", "m", "/a", 200, b"{}"), (b"k", "n", "/b", 200, b"{}"),
                   (b"k", "n", "/a", 202, b"{}"), (b"k", "n", "/a", 200, b"{ }")):  # fmt: skip
-        assert not proven(right, *other)
-    assert not proven("\xff", b"k", "n", "/a", 200, b"{}")
+        assert not answer_proven(right, *other)
+    assert not answer_proven("\xff", b"k", "n", "/a", 200, b"{}")
 
 
 @pytest.mark.parametrize("version", [4, 5, 6])
@@ -234,7 +233,7 @@ def test_the_file_may_say_who_the_daemon_is(daemon: Daemon, monkeypatch: pytest.
     Client().get("/x")
     scheme, proof = daemon.asked[1][2]["Authorization"].split()
     assert scheme == "Secret" and "s3" not in proof
-    shared_secret.Verifier("s3").check(proof, munge.bind("GET", "/x", b""))
+    proofs.Verifier("s3").check(proof, munge.bind("GET", "/x", b""))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"url": 7}', '{"url": "http://h:1", "uid": "selastic"}'])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from slurm_elastic.protocol.api.request_proof import WINDOW, JobKey, JobProofs
+from slurm_elastic.protocol.api.proofs import WINDOW, JobKey, JobProofs
 
 
 def test_a_proof_is_for_one_request_of_one_registration() -> None:

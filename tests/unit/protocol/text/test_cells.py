@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_elastic.daemon.slurm.nodelist import expand
-from slurm_elastic.protocol.text.cells import folded
+from slurm_elastic.protocol.text.tables import folded
 
 
 @pytest.mark.parametrize(

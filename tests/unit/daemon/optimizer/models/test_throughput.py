@@ -15,8 +15,7 @@ from slurm_elastic.daemon.optimizer.errors import PlanInputError
 from slurm_elastic.daemon.optimizer.models import observation
 from slurm_elastic.daemon.optimizer.models.learning import learn
 from slurm_elastic.daemon.optimizer.models.observation import Observation
-from slurm_elastic.daemon.optimizer.models.prior import ASSUMED, Prior, from_plain
-from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
+from slurm_elastic.daemon.optimizer.models.prior import ASSUMED, DEFAULT, Prior, from_plain
 from slurm_elastic.daemon.optimizer.models.step_time import (
     factor_array,
     log_step_time,

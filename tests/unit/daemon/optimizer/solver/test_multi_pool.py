@@ -12,9 +12,8 @@ from instances import instances
 
 from slurm_elastic.daemon.optimizer.errors import InfeasiblePlan, PlanInputError
 from slurm_elastic.daemon.optimizer.solver import meet_in_the_middle
-from slurm_elastic.daemon.optimizer.solver.crossing_limits import solve_limited
+from slurm_elastic.daemon.optimizer.solver.limits import Cap, solve_capped, solve_limited
 from slurm_elastic.daemon.optimizer.solver.multi_pool import PoolChoice, solve_pools
-from slurm_elastic.daemon.optimizer.solver.nested_caps import Cap, solve_capped
 from slurm_elastic.daemon.optimizer.solver.table import Choice
 
 LABELS = [str(j) for j in range(60)]

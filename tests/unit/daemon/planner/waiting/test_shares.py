@@ -11,7 +11,7 @@ from plan_cases import SETTINGS, Curve, seen
 from slurm_elastic.daemon.capacity.pending_jobs import needs
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.models.cache import observations
-from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
+from slurm_elastic.daemon.optimizer.models.prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.throughput import unmeasured
 from slurm_elastic.daemon.optimizer.plan import ChoiceTables
 from slurm_elastic.daemon.planner.tables import Tables
