@@ -51,8 +51,8 @@ from slurm_elastic.daemon.api.status_cache import REFRESH_S
 from slurm_elastic.daemon.api.waiters import Waiters
 from slurm_elastic.daemon.rounds.job_registry import JobRegistry
 from slurm_elastic.daemon.selasticd.controller import DaemonController
+from slurm_elastic.daemon.selasticd.daemon import Scheduler
 from slurm_elastic.daemon.selasticd.main import tune_interpreter
-from slurm_elastic.daemon.selasticd.scheduler import Scheduler
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.api import munge

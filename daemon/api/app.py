@@ -52,8 +52,7 @@ from ..reports.common import Viewer
 from . import openapi
 from . import requests as guard
 from .auth import Authenticator
-from .callers import NOBODY, Call, Callers, NotUnderstood
-from .cpu_shares import CpuShares
+from .callers import NOBODY, Call, Callers, CpuShares, NotUnderstood
 from .metrics import Metrics, Rounds
 from .report_intake import Intake
 from .requests import Refused

@@ -28,7 +28,7 @@ from slurm_elastic.protocol.messages import Happening
 from slurm_elastic.protocol.text.reasons import Reason
 from slurm_elastic.protocol.version import version
 
-from ..config.modes import MODES
+from ..config.fields import MODES
 
 PREFIX = "slurm_elastic_"
 PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)

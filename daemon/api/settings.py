@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..config.fields import NAMES, PATH, flag, number, setting, text, texts
-from ..config.modes import Modes
+from ..config.fields import NAMES, PATH, Modes, flag, number, setting, text, texts
 from ..config.tls import TlsSettings
 from ..config.user_mode import AUTO
 from ..slurm.settings import SlurmSettings

@@ -22,11 +22,9 @@ from slurm_elastic.protocol.api.routes import AcctQuery, EventsQuery, NoQuery, P
 
 from .. import reports
 from ..optimizer.models.prior import Prior
-from ..prediction.answer import predict
-from ..prediction.sizes import PredictionInputs
+from ..prediction.sizes import PredictionInputs, predict
 from ..reports.common import Viewer
-from .callers import Call
-from .cpu_shares import CpuShares
+from .callers import Call, CpuShares
 from .status_cache import StatusCache
 
 T = TypeVar("T")

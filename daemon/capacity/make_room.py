@@ -1,14 +1,15 @@
 """Room for waiting jobs: what idle GPUs to keep for them, and which units elastic jobs must give up. Pure.
 
 Rigid jobs first, in Slurm's order: for each waiting job its whole shape or nothing, with the fewest GPUs taken from
-elastic jobs, and none below its minimum; what a limit of Slurm's lacks first, then nodes. Limit: what a snapshot does
-not show (licences, counts of features) is not known here; a job that does not take the room made for it is passed over
-later.
+elastic jobs, and none below its minimum; what a limit of Slurm's lacks first (a limit of jobs is relieved by companions
+given up whole, every other by any node), then nodes. Limit: what a snapshot does not show (licences, counts of
+features) is not known here; a job that does not take the room made for it is passed over later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from heapq import heapify, heappop, heappush
@@ -16,14 +17,63 @@ from itertools import combinations
 from math import inf
 from types import MappingProxyType
 
-from ..slurm.model import Snapshot
+from ..slurm.model import Job, Snapshot
 from ..slurm.site import Site
 from .constraints import meets
 from .ledger import Amount, Ledger
-from .limit_relief import LimitRelief
 from .pending_jobs import Need, NeedPart
 from .shrink_options import ShrinkableJob, Unit, first_units, shrinks
-from .slurm_limits import Bound, LimitUsage, charged
+from .slurm_limits import Bound, LimitUsage, amounts_of, charged
+
+
+class LimitRelief:
+    """The usage of Slurm's limits, and the givers that make it less."""
+
+    def __init__(self, snapshot: Snapshot, givers: Mapping[int, ShrinkableJob], usage: LimitUsage) -> None:
+        self._jobs, self._givers, self._usage = snapshot.jobs, givers, usage
+
+    def lacks(
+        self, jobs: Sequence[Job], promised: LimitUsage, dropped: Mapping[int, frozenset[Unit]]
+    ) -> dict[Bound, float] | None:
+        """How much has to be given back of each limit for the waiting job to start, after what others were promised and
+        what is given up already; None: no giving up is enough."""
+        if not self._usage.site.limits:
+            return {}
+        left = self._usage.plus(promised)
+        for owner, units in dropped.items():
+            self._give_back(left, owner, units)
+        found: dict[Bound, float] = {}
+        for job in jobs:
+            lacks = left.lacks(charged(job), left.of(job))
+            if lacks is None:
+                return None
+            found |= lacks
+            left.add(charged(job), left.of(job))
+        return found
+
+    def share(
+        self, owner: int, units: Collection[Unit], dropped: Mapping[int, frozenset[Unit]], lacks: Mapping[Bound, float]
+    ) -> float:
+        """How much of what is lacking these units bring back: 1 for all of it, 0 for nothing."""
+        before = dropped.get(owner, frozenset())
+        more = self._usage.empty()
+        self._give_back(more, owner, before)
+        self._give_back(more, owner, before | set(units), sign=1)
+        return sum(min(more.used.get((bound.key, bound.name), 0.0) / lack, 1.0) for bound, lack in lacks.items()) / len(
+            lacks
+        )
+
+    def _give_back(self, usage: LimitUsage, owner: int, units: Collection[Unit], sign: int = -1) -> None:
+        giver = self._givers[owner]
+        by_job = Counter(slurm_job_id for slurm_job_id, _ in units)
+        for piece in giver.pieces:
+            count, job = by_job[piece.slurm_job_id], self._jobs.get(piece.slurm_job_id)
+            if count and job is not None:
+                amounts = amounts_of(giver.share[piece.slurm_job_id], count, piece.gpu_type)
+                if count == len(piece.nodes):
+                    amounts["jobs"] = amounts["submits"] = 1
+                usage.add(charged(job), usage.part_of(job, amounts), sign)
+
 
 _Rank = tuple[bool, float, int, float, float, int, str, tuple[Unit, ...]]
 """(not required, GPUs taken (half as many where nobody trains on them yet), not free yet, minus the fullness of who

@@ -2,14 +2,16 @@
 
 A table is a frozen dataclass of settings beside what it configures, and `table` its name in selasticd.toml; the
 docstring under a setting is its explanation in the reference. What works with one table takes that, not all settings.
+
+How far selasticd goes.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 
 def setting(default: Any, accepted: str, read: Callable[[Any], Any], words: Mapping[str, str] | None = None) -> Any:
@@ -75,3 +77,33 @@ def flag(value: Any) -> bool:
 
 NAMES = (r"[\w.@+-]+", 'a list of names, such as ["gpu", "long"]')
 PATH = (r"|/.*", "an absolute path, or nothing")
+
+
+MODES = ("off", "observe", "review", "act")
+_SERVICES = (
+    r"[a-z_]+=(off|review|act)",
+    'a list of NAME=off, NAME=review or NAME=act, such as ["elastic=review"]',
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modes:
+    """Settings before the first table."""
+
+    table: ClassVar[str] = ""
+
+    mode: str = choice("review", *MODES)
+    """How far selasticd goes. `off`: it only answers questions. `observe`: it also measures. `review`: it also decides
+    and explains what it would do. `act`: it does it. Stay with `review` for a day before you choose `act`."""
+
+    services: tuple[str, ...] = texts(*_SERVICES)
+    """How far single services of selasticd may go, within `mode`: `off`, `review` (it says what it would do) or `act`.
+    `elastic`, the resizes of elastic jobs, goes as far as `mode` where it is not named; any other service is off."""
+
+    user_mode: bool = setting(False, "true or false", flag)
+    """Whether the daemon serves only the user who runs it, as `selasticd --user` does: no privilege is needed."""
+
+    @property
+    def of_services(self) -> dict[str, str]:
+        """How far services may go that are named, by name."""
+        return {name: reach for name, _, reach in (one.partition("=") for one in self.services)}

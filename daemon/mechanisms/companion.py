@@ -15,10 +15,9 @@ from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..actions.action import Action, Cancel
-from ..actions.probed import companion_by
+from ..actions.refusals import companion_by
 from ..capacity.constraints import held_to
-from ..capacity.placement import ShapeTemplate, one_node_each, place, take
-from ..capacity.requeue_placement import reservation_of
+from ..capacity.placement import ShapeTemplate, one_node_each, place, reservation_of, take
 from ..capacity.roster import ElasticJob
 from ..capacity.shrink_options import DropRule
 from ..slurm.model import Job

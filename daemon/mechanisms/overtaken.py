@@ -14,8 +14,8 @@ from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.ledger import Amount, free, per_node
+from ..capacity.pending_jobs import unlisted_gpus
 from ..capacity.roster import ElasticJob, Roster, companion_tag
-from ..capacity.unlisted_gpus import unlisted_gpus
 from ..slurm.model import Snapshot
 from .registry import carrier
 

@@ -25,8 +25,7 @@ from slurm_elastic.protocol.resize_state import ResizeState
 from ..actions.action import Action, Advance, Close, Free, Requeue, Resume
 from ..capacity.ledger import Amount
 from ..capacity.pending_jobs import SOON_S
-from ..capacity.placement import ShapeTemplate, take
-from ..capacity.requeue_placement import SETTLE_S, can_restart, place_restart, reservation_of
+from ..capacity.placement import SETTLE_S, ShapeTemplate, can_restart, place_restart, reservation_of, take
 from ..capacity.roster import ElasticJob
 from ..capacity.shrink_options import units_of
 from ..slurm.model import Job, Size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..actions.probed import EPILOG, granted_s, seconds
+from ..actions.refusals import EPILOG, granted_s, seconds
 from ..slurm.site import Site
 from .settings import ResizeSettings
 

@@ -14,11 +14,10 @@ from slurm_elastic.protocol.messages import Shape
 
 from ..capacity.ledger import Ledger, Pool, pool_of, pools
 from ..capacity.make_room import Room, make_room
-from ..capacity.pending_jobs import Need, needs
+from ..capacity.pending_jobs import Need, lasting, may_have_started, needs, unlisted_gpus
 from ..capacity.placement import take
 from ..capacity.shrink_options import ShrinkableJob
 from ..capacity.slurm_limits import LimitUsage
-from ..capacity.unlisted_gpus import lasting, may_have_started, unlisted_gpus
 from ..optimizer.policies import POLICIES
 from ..optimizer.weights import (
     GroupShare,

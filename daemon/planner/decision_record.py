@@ -20,8 +20,8 @@ from slurm_elastic.protocol.text.reasons import Reason
 
 from ..capacity.ledger import Pool
 from ..capacity.make_room import RoomMade
+from ..capacity.pending_jobs import by_node, lasting
 from ..capacity.roster import ElasticJob
-from ..capacity.unlisted_gpus import by_node, lasting
 from ..mechanisms.base import pause_s
 from ..optimizer.models import goodput
 from ..optimizer.models.throughput import ThroughputModel

@@ -12,7 +12,7 @@ from dataclasses import replace
 from slurm_elastic.protocol.resize_state import ResizeState
 from slurm_elastic.protocol.text.reasons import Reason
 
-from ..capacity.requeue_placement import reservation_of
+from ..capacity.placement import reservation_of
 from ..capacity.shrink_options import shrinks
 from ..mechanisms import registry
 from ..mechanisms.base import WantedSize

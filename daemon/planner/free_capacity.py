@@ -14,10 +14,9 @@ from slurm_elastic.protocol.messages import Piece, Shape
 
 from ..capacity.constraints import apart, meets, out_of_reach
 from ..capacity.ledger import Amount, Ledger, Pool, per_node
-from ..capacity.placement import take
-from ..capacity.requeue_placement import can_restart, comes_back_at, put_back
+from ..capacity.pending_jobs import listed_gpus, unlisted_gpus
+from ..capacity.placement import can_restart, comes_back_at, put_back, take
 from ..capacity.shrink_options import shrinks, without
-from ..capacity.unlisted_gpus import listed_gpus, unlisted_gpus
 from ..optimizer.problem import Layout
 from ..slurm.model import Node, Snapshot
 from .context import Inputs

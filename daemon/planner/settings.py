@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..config.fields import choice, number, setting, texts
-from ..config.modes import Modes
+from ..config.fields import Modes, choice, number, setting, texts
 from ..mechanisms.settings import ResizeSettings
 from ..optimizer.policies import DEFAULT_POLICY, POLICIES
 from ..policies import installed

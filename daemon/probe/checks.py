@@ -18,7 +18,7 @@ from functools import partial
 from slurm_elastic.protocol.errors import SlurmError
 from slurm_elastic.protocol.messages import MOST_SAID, NOT_TRIED, REFUSED, WORKS, Tried
 
-from ..actions import probed
+from ..actions import refusals
 from ..slurm import CommandClient
 from . import on_nodes
 from .trial import ANSWER_S, ENDED, WAIT_S, NotTried, Refused, Trial, refusal
@@ -150,7 +150,7 @@ def _companion(bench: Bench, by: str) -> Seen:
     for named in ([f"--nodelist={node}"], []):
         words = [*trial.one_more(1), "--no-kill", "--nice=1000", *named]
         ask = ["salloc", "--no-shell", *words]
-        if by == probed.SBATCH:
+        if by == refusals.SBATCH:
             ask = ["sbatch", "--parsable", "--no-requeue", "--output=/dev/null", "--chdir=/", *words]
             ask.append("--wrap=exec sleep infinity")
         *said, last = trial.on(base, host, "sh", "-c", on_nodes.ASK, shlex.join(ask), within_s=WAIT_S).splitlines()
@@ -160,7 +160,7 @@ def _companion(bench: Bench, by: str) -> Seen:
             job = int(number[1] or number[2])
             bench.companions[job] = trial.wait(job, "RUNNING").nodes[0]
             how = f"only where Slurm chooses the node ({refused})" if refused else f"on {node}, which was named"
-            return how, milliseconds / 1000 + (time.monotonic() - began if by == probed.SBATCH else 0)
+            return how, milliseconds / 1000 + (time.monotonic() - began if by == refusals.SBATCH else 0)
         why = refusal("\n".join(said))
         if not isinstance(why, Refused) or refused:
             raise why
@@ -268,13 +268,13 @@ CHECKS: tuple[tuple[str, str, Callable[[Bench], Seen]], ...] = (
     ("base", "a batch job, and a step in it", _base),
     ("network", "nodes reach each other", _network),
     ("signals", "signals reach the batch script, and the steps", _signals),
-    (probed.SALLOC, "a companion by salloc, asked for on a node", partial(_companion, by=probed.SALLOC)),
-    (probed.SBATCH, "a companion by sbatch, asked for on a node", partial(_companion, by=probed.SBATCH)),
+    (refusals.SALLOC, "a companion by salloc, asked for on a node", partial(_companion, by=refusals.SALLOC)),
+    (refusals.SBATCH, "a companion by sbatch, asked for on a node", partial(_companion, by=refusals.SBATCH)),
     ("gpus", "two jobs on one node see GPUs of their own", _gpus),
-    (probed.EPILOG, "nodes are free after a job", _epilog),
-    (probed.SHRINK, "a node is taken from a running job", _shrink),
-    (probed.REQUEUE, "a running job is put back, and starts again", _requeue),
-    (probed.COMPONENT, "a component of a running job is given up", _component),
+    (refusals.EPILOG, "nodes are free after a job", _epilog),
+    (refusals.SHRINK, "a node is taken from a running job", _shrink),
+    (refusals.REQUEUE, "a running job is put back, and starts again", _requeue),
+    (refusals.COMPONENT, "a component of a running job is given up", _component),
     ("rights", "selasticd may change these jobs", _rights),
 )
 """Each raises Refused, NotTried or SlurmError, or gives what it has seen."""

@@ -23,7 +23,7 @@ from slurm_elastic.protocol.answers.site import Finding, Findings, Remembered
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError
 from slurm_elastic.protocol.messages import WORKS, Probed, Tried
 
-from ..reports.probes import findings
+from ..reports.site import findings
 
 DEFAULT = "Name,Outcome,Seconds,Said"
 FIELDS = columns(Finding, capitals=True)

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from slurm_elastic.protocol.messages import REFUSED, Tried
 from slurm_elastic.protocol.request import DEFAULT_VIA
 
-from ..actions.probed import EPILOG, SHRINK, companion_by, granted_s, no_companions, seconds
+from ..actions.refusals import EPILOG, SHRINK, companion_by, granted_s, no_companions, seconds
 from ..selasticd.settings import Settings
 
 CLEANS_S = 5.0

@@ -6,14 +6,11 @@ Limit: read-only, and nothing here asks Slurm.
 
 from __future__ import annotations
 
-from .acct import acct
 from .common import Viewer
 from .explain import explain
-from .history import events, plan, plan_row
-from .hosts import clear, hosts
-from .predict import prediction_errors
-from .probes import probes
+from .history import acct, events, plan, plan_row, prediction_errors
 from .review import review
+from .site import clear, hosts, probes
 from .status import job, status
 from .usage import usage
 

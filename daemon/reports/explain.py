@@ -17,9 +17,8 @@ from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.constraints import apart, left_out_until
-from .common import Viewer, visible_job
+from .common import Viewer, seen, visible_job
 from .status import job_row
-from .visibility import seen
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import DecisionRow, JobRow, ObservationRow, ResizeRow

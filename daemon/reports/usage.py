@@ -16,10 +16,10 @@ from slurm_elastic.protocol.answers.explain import Evidence
 from slurm_elastic.protocol.answers.record import made_from, read
 from slurm_elastic.protocol.errors import RequestError
 
-from .acct import acct
 from .common import Viewer, may_see
 from .explain import observed
-from .fairness.window import FairnessResult, Speeds, Window
+from .fairness import FairnessResult, Speeds, Window
+from .history import acct
 from .status import job_row
 
 if TYPE_CHECKING:

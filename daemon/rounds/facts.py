@@ -11,8 +11,8 @@ from slurm_elastic.db.rows import EventRow, HostPair
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.event_kind import EventKind
 
+from ..actions.action import Subject
 from ..actions.refusals import Concerned, Refusal, Refusals, standing
-from ..actions.subject import Subject
 from ..models.costs import Costs
 from ..models.priors import Priors
 from ..optimizer.job_view import Model

@@ -22,14 +22,13 @@ from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable, StoreErr
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.resize_state import ResizeState
 
-from ..actions.action import Action, Begin, Resume
+from ..actions.action import Action, Begin, Resume, Subject
 from ..actions.executor import Executor
-from ..actions.subject import Subject
 from ..api.waiters import Waiters
 from ..capacity.ledger import held_but_idle
+from ..capacity.pending_jobs import by_node, lasting
 from ..capacity.roster import Roster
 from ..capacity.shrink_options import Unit
-from ..capacity.unlisted_gpus import by_node, lasting
 from ..mechanisms.kept_waiting import kept_waiting
 from ..mechanisms.overtaken import overtaken
 from ..mechanisms.reconcile import next_actions, unused

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..config.fields import NAMES, flag, number, setting, texts
-from ..config.modes import Modes
+from ..config.fields import NAMES, Modes, flag, number, setting, texts
 from ..planner.settings import PlannerSettings
 from ..slurm.settings import SlurmSettings
 

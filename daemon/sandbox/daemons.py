@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurm_elastic.protocol.errors import SandboxError
 
-from . import host, processes
+from . import host
 from .config import Layout, SandboxSpec, node_names
 
 LOG_LINES = 15
@@ -43,7 +43,7 @@ class Daemons:
         self._reap(name)
         with contextlib.suppress(OSError, ValueError):
             pid, started = map(int, self._pid_file(name).read_text().split())
-            if processes.started_at(pid) == started:
+            if host.started_at(pid) == started:
                 return pid
         return 0
 
@@ -71,7 +71,7 @@ class Daemons:
         self._note(name, child.pid)
 
     def _note(self, name: str, pid: int) -> None:
-        self._pid_file(name).write_text(f"{pid} {processes.started_at(pid)}")
+        self._pid_file(name).write_text(f"{pid} {host.started_at(pid)}")
 
     def wait(self, name: str, ready: Callable[[], bool]) -> None:
         """Wait until the daemon is ready. SandboxError with its last words when it ends first or takes too long."""
@@ -131,7 +131,7 @@ class Daemons:
             "PATH": host.PATH,
             "LANG": "C.UTF-8",
             "SLURM_CONF": str(self._at.slurm_conf),
-            processes.ID_VARIABLE: self._id,
+            host.ID_VARIABLE: self._id,
         }
         if name == "slurmdbd":
             # Neither slurmdbd.conf nor Slurm's source has a setting for it; the client library reads this.

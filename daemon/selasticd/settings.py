@@ -26,8 +26,7 @@ else:
 from slurm_elastic.protocol.errors import ConfigError
 
 from ..api.settings import ServerSettings
-from ..config.fields import number, text
-from ..config.modes import Modes
+from ..config.fields import Modes, number, text
 from ..config.tls import TlsSettings
 from ..config.user_mode import defaults as user_mode_defaults
 from ..mechanisms.settings import ResizeSettings

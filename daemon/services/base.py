@@ -18,8 +18,7 @@ from slurm_elastic.db.rows import DecisionRow, EventRow, HostPair, InUse, Mark, 
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.records import record
 
-from ..actions.action import Action
-from ..actions.subject import Subject
+from ..actions.action import Action, Subject
 from ..capacity.ledger import Ledger
 from ..capacity.roster import Roster
 from ..optimizer.job_view import Model

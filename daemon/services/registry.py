@@ -16,7 +16,7 @@ from slurm_elastic.protocol.errors import ConfigError
 from ..actions.action import Action
 from ..planner.settings import PlannerSettings
 from .base import ACT, OFF, REACHES, Observation, Proposal, Service
-from .elastic.jobs import ElasticJobs
+from .elastic import ElasticJobs
 
 SERVICES: tuple[type[Service], ...] = (ElasticJobs,)
 Fence = Callable[[Service], AbstractContextManager[Any]]

@@ -22,7 +22,7 @@ from ..planner import JobState, Plan
 from ..planner.decide import weights_of
 from ..planner.waiting.first_sizes import Changed
 from ..services.base import ACT, Observation
-from ..services.elastic.jobs import ElasticProposal
+from ..services.elastic import ElasticProposal
 from ..services.registry import Services
 from ..slurm.model import Size
 from ..slurm.site import Site

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..reports.fairness.division import Presence, ShareOfGpus, Sharer, groups_of, looks
+from ..reports.fairness import Presence, ShareOfGpus, Sharer, groups_of, looks
 from .engine import Outcome
 from .jobs import SimulatedJob
 from .programs import BatchLadder, Program

@@ -1,4 +1,4 @@
-"""The rows of `selastic predict`. Filled by daemon/prediction, those of its errors by daemon/reports/predict.py."""
+"""The rows of `selastic predict`. Filled by daemon/prediction, those of its errors by daemon/reports/history.py."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from own_sandbox import OwnSandbox
 from sandbox_command import NAMESPACE, SUPPORT, sandbox_command
 from waiting import wait_until
 
-from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec, processes, registry
+from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec, host, registry
 from slurm_elastic.protocol.errors import SandboxError
 
 SMALL = SandboxSpec(nodes=2, gpus_per_node=2)
@@ -28,7 +28,7 @@ SMALL = SandboxSpec(nodes=2, gpus_per_node=2)
 def nothing_left_of(entry: registry.Entry) -> bool:
     """Neither process nor directory nor entry."""
     return (
-        not processes.members(Path(entry.dir), entry.id)
+        not host.members(Path(entry.dir), entry.id)
         and not Path(entry.dir).exists()
         and registry.find(entry.name) is None
     )
@@ -104,7 +104,7 @@ def test_down_ends_jobs_and_their_runaways(can_run_slurm: None, tmp_path: Path) 
         wait_until(lambda: "0" in up.run(["squeue", "-s", "-h", "-o", "%i"]).stdout, 30, "the step has started")
         up.down()
         assert nothing_left_of(up.entry)
-        assert processes.started_at(runaway) == 0
+        assert host.started_at(runaway) == 0
         up.down()
 
 
@@ -170,10 +170,10 @@ def test_starter_killed_takes_its_sandbox_with_it(can_run_slurm: None, moment: s
         if moment == "ready":
             assert starter.stdout.readline() == b"up\n"
         entry = wait_until(lambda: registry.find(name), 30, "the sandbox is registered")
-        wait_until(lambda: processes.members(Path(entry.dir), entry.id), 30, "a daemon runs")
+        wait_until(lambda: host.members(Path(entry.dir), entry.id), 30, "a daemon runs")
         starter.send_signal(signal.SIGKILL)
         starter.wait()
-    wait_until(lambda: nothing_left_of(entry), 30, lambda: processes.members(Path(entry.dir), entry.id))
+    wait_until(lambda: nothing_left_of(entry), 30, lambda: host.members(Path(entry.dir), entry.id))
 
 
 def test_slurmctld_restarts_with_its_jobs(empty_sandbox: Sandbox, submit: Callable[..., int]) -> None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-from slurm_elastic.daemon.sandbox import Sandbox, processes, registry
+from slurm_elastic.daemon.sandbox import Sandbox, host, registry
 from slurm_elastic.daemon.sandbox.daemons import Daemons
 
 DISMISS = b"."
@@ -43,7 +43,7 @@ class OwnSandbox(Sandbox):
 
     def _write_files(self) -> None:
         # The id marks processes of the sandbox, to be killed with it: the guard must not look like one.
-        environment = {name: value for name, value in os.environ.items() if name != processes.ID_VARIABLE}
+        environment = {name: value for name, value in os.environ.items() if name != host.ID_VARIABLE}
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         self._guard = subprocess.Popen(
             [sys.executable, __file__, self.entry.name, self.entry.id],

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from store_records import BASE, DECISION, JOB, RESIZE
 
-from slurm_elastic.daemon.reports.acct import acct
 from slurm_elastic.daemon.reports.common import Viewer
+from slurm_elastic.daemon.reports.history import acct
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece, Report

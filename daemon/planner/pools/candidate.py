@@ -11,7 +11,7 @@ from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.request import ElasticRequest
 
-from ...capacity.requeue_placement import whole_sizes
+from ...capacity.placement import whole_sizes
 from ...capacity.shrink_options import ShrinkableJob, Unit, nodes_left
 from ...derived.table import Derived
 from ...mechanisms import registry

@@ -16,8 +16,7 @@ from slurm_elastic.protocol.records import record
 
 from ...capacity.make_room import Room
 from ...capacity.pending_jobs import Kind, Need
-from ...capacity.placement import ShapeTemplate
-from ...capacity.requeue_placement import can_restart, whole_sizes
+from ...capacity.placement import ShapeTemplate, can_restart, whole_sizes
 from ...capacity.roster import ElasticJob
 from ...slurm.model import Job, Size
 from ..settings import PLAN, SCRIPT, SMALLEST

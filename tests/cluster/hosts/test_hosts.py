@@ -13,7 +13,7 @@ from sandbox_of_hosts.names import address
 from sandbox_of_hosts.sandbox import HostsSandbox
 from waiting import wait_until
 
-from slurm_elastic.daemon.sandbox import processes, registry
+from slurm_elastic.daemon.sandbox import host, registry
 
 ROOT = Path(__file__).parents[3]
 NODES = ["n1", "n2", "n3"]
@@ -161,6 +161,6 @@ def test_the_command_line_brings_hosts_up_and_takes_them_down(can_run_slurm: Non
         down = command("down", *flag)
     assert down.returncode == 0, down.stderr
     assert entry is not None
-    assert not processes.members(Path(entry.dir), entry.id)
+    assert not host.members(Path(entry.dir), entry.id)
     assert not Path(entry.dir).exists()
     assert set(Path("/sys/class/net").iterdir()) == devices

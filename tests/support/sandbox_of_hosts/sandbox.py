@@ -18,10 +18,9 @@ from pathlib import Path
 from own_sandbox import OwnDaemons, OwnSandbox
 from patience import Patience
 
-from slurm_elastic.daemon.sandbox import SandboxSpec, host, processes
+from slurm_elastic.daemon.sandbox import SandboxSpec, host
 from slurm_elastic.daemon.sandbox.config import Layout, node_names
-from slurm_elastic.daemon.sandbox.lifecycle import becoming
-from slurm_elastic.daemon.sandbox.startup import Startup
+from slurm_elastic.daemon.sandbox.lifecycle import Startup, becoming
 from slurm_elastic.protocol.errors import SandboxError
 
 from . import init, links, names, namespaces
@@ -119,7 +118,7 @@ class HostDaemons(OwnDaemons):
 def _only_child(pid: int, patience_s: float = 20.0) -> int:
     """Pid of the one process that this one starts, once it has; of itself when it ends without."""
     patience = Patience(patience_s)
-    while processes.started_at(pid) and not patience.over():
+    while host.started_at(pid) and not patience.over():
         with contextlib.suppress(OSError):
             found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
             if found:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.client import main, parser
-from slurm_elastic.daemon.cli import documents, manual
+from slurm_elastic.daemon.cli import documents
 from slurm_elastic.daemon.selasticd import reference, settings
 from slurm_elastic.protocol import errors, request
 from slurm_elastic.protocol.api import munge
@@ -144,12 +144,12 @@ def test_the_man_page_has_every_command(generated: Path) -> None:
 def test_the_man_page_explains_requests_fields_and_reasons(generated: Path) -> None:
     """Every key of an elastic request, every column, every reason, and examples that the parser takes."""
     text = (generated / "man" / "selastic.1").read_text().replace("\\-", "-")
-    assert set(manual.REQUEST) == set(request.KEYS)
+    assert set(documents.REQUEST) == set(request.KEYS)
     for section in ("ELASTIC REQUEST", "FIELDS", "REASONS", "EXAMPLES"):
         assert f"\n.SH {section}\n" in text
     for word in (*request.KEYS, *(reason.value for reason in Reason), "Samples/s", "GPUHours"):
         assert f"\n.B {word}\n" in text
-    for command, _ in manual.EXAMPLES:
+    for command, _ in documents.EXAMPLES:
         name, *words = command.split()
         assert name == "selastic" and parser.parse(words).command == words[0]
 

@@ -8,9 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from slurm_elastic.daemon.actions.action import Act, Begin, Cancel, Close, Shrink, SlurmWrites
+from slurm_elastic.daemon.actions.action import NODE, Act, Begin, Cancel, Close, Shrink, SlurmWrites, Subject
 from slurm_elastic.daemon.actions.executor import ROUND_ASKS, ROUND_ASKS_S, Executor
-from slurm_elastic.daemon.actions.subject import NODE, Subject
 from slurm_elastic.daemon.slurm.model import Job
 from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.daemon.actions.probed import MOST_S, companion_by, granted_s, no_companions, refused
+from slurm_elastic.daemon.actions.refusals import MOST_S, companion_by, granted_s, no_companions, refused
 from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.protocol.messages import NOT_TRIED, REFUSED, WORKS, Tried
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from slurm_elastic.daemon.actions.action import NODE, Subject
 from slurm_elastic.daemon.actions.refusals import ALL, UNLISTED, Concerned, Refusals
-from slurm_elastic.daemon.actions.subject import NODE, Subject
 from slurm_elastic.protocol.event_kind import EventKind
 
 NOW = 1000.0

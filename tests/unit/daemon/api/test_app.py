@@ -24,7 +24,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from slurm_elastic.daemon import reports
-from slurm_elastic.daemon.api import cpu_shares, requests
+from slurm_elastic.daemon.api import callers, requests
 from slurm_elastic.daemon.api.app import _check_size, create_app
 from slurm_elastic.daemon.api.requests import Refused
 from slurm_elastic.daemon.reports.common import Viewer
@@ -503,8 +503,8 @@ def test_one_job_cannot_take_all_turns(world: World, monkeypatch: pytest.MonkeyP
 def test_who_reads_too_much_is_refused_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user has used up the time that views of history may take: their jobs report on, and others are answered."""
     token, body = world.token(), to_json(Reports((REPORT,)))
-    monkeypatch.setattr(cpu_shares, "AT_ONCE_S", 1e-9)
-    monkeypatch.setattr(cpu_shares, "SHARE", 1e-6)
+    monkeypatch.setattr(callers, "AT_ONCE_S", 1e-9)
+    monkeypatch.setattr(callers, "SHARE", 1e-6)
     monkeypatch.setattr(requests, "TOO_MANY_S", 0.0)
     assert world.http.get("/v1/acct", headers=as_uid(ADA)).status_code == 200
     refused = world.http.get("/v1/acct", headers=as_uid(ADA))

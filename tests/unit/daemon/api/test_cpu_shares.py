@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from slurm_elastic.daemon.api import cpu_shares
-from slurm_elastic.daemon.api.cpu_shares import AT_A_TIME, AT_ONCE_S, SHARE, CpuShares
+from slurm_elastic.daemon.api import callers
+from slurm_elastic.daemon.api.callers import AT_A_TIME, AT_ONCE_S, SHARE, CpuShares
 from slurm_elastic.daemon.api.requests import Refused
 from slurm_elastic.daemon.reports.common import Viewer
 
@@ -97,7 +97,7 @@ def test_one_user_takes_no_more_than_some_of_the_threads() -> None:
 
 def test_users_with_all_of_their_share_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is remembered is bounded by who asks, not by who has ever asked."""
-    monkeypatch.setattr(cpu_shares, "MOST_USERS", 3)
+    monkeypatch.setattr(callers, "MOST_USERS", 3)
     machine = Machine()
     machine.spend(ADA, 3.0)
     for uid in range(10):

@@ -17,9 +17,9 @@ import sample_history
 from slurm_elastic.client.report import figures
 from slurm_elastic.client.report.figures import clipped, used
 from slurm_elastic.daemon import reports
-from slurm_elastic.daemon.html import charts, report_charts, report_page
+from slurm_elastic.daemon.html import charts, report_page
 from slurm_elastic.daemon.html.report_page import page
-from slurm_elastic.daemon.reports.fairness.window import Fairness
+from slurm_elastic.daemon.reports.fairness import Fairness
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers.history import Allocation, CapacityPoint, Usage
 from slurm_elastic.protocol.answers.record import read
@@ -114,7 +114,7 @@ def test_a_hundred_thousand_changes_are_drawn_as_few() -> None:
     """The peaks stay, and what was left when nothing more changed."""
     short = [replace(ALLOCATION, start=float(i), end=i + 0.5, gpus=1 + (i == 5000)) for i in range(10_000)]
     rows = clipped([*short, replace(ALLOCATION, start=0.0, end=20_000.0, gpus=3)], 0.0, 20_000.0)
-    steps = report_charts.held_by_all(rows, 0.0, 20_000.0, 100)
+    steps = report_page.held_by_all(rows, 0.0, 20_000.0, 100)
     assert len(steps) < 210 and steps[-1] == (20_000.0, 0.0)
     assert max(gpus for _, gpus in steps) == 5.0 and steps == sorted(steps, key=lambda step: step[0])
     assert [gpus for at, gpus in steps if 10_100 < at < 20_000] == []

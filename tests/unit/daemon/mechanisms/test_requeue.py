@@ -14,8 +14,8 @@ from store_records import resize_row
 
 from slurm_elastic.daemon.actions.action import Action, Advance, Close, Free, Requeue, Resume, Shrink
 from slurm_elastic.daemon.capacity.ledger import Amount, Ledger
-from slurm_elastic.daemon.capacity.placement import ShapeTemplate
-from slurm_elastic.daemon.capacity.requeue_placement import (
+from slurm_elastic.daemon.capacity.placement import (
+    ShapeTemplate,
     can_restart,
     comes_back_at,
     place_restart,

@@ -18,8 +18,7 @@ from slurm_elastic.daemon.models.priors import SHIPPED, Priors, learned, program
 from slurm_elastic.daemon.optimizer.models.prior import DEFAULT, from_plain
 from slurm_elastic.daemon.optimizer.models.step_time import parameters, step_time
 from slurm_elastic.daemon.optimizer.models.throughput import fit
-from slurm_elastic.daemon.selasticd.daemon import Daemon
-from slurm_elastic.daemon.selasticd.scheduler import Scheduler
+from slurm_elastic.daemon.selasticd.daemon import Daemon, Scheduler
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.rows import JobRow, ObservationRow, PriorRow, RunRow
 from slurm_elastic.db.store import Store

@@ -25,7 +25,7 @@ from slurm_elastic.daemon.planner.running.reports import Remaining
 from slurm_elastic.daemon.planner.running.sizes import AcceptedSizes
 from slurm_elastic.daemon.planner.tables import Tables
 from slurm_elastic.daemon.selasticd.settings import Settings
-from slurm_elastic.daemon.services.elastic import jobs as elastic_jobs
+from slurm_elastic.daemon.services import elastic as elastic_jobs
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings
 from slurm_elastic.daemon.simulator.programs import builtin
 from slurm_elastic.daemon.simulator.replay import simulate

@@ -11,8 +11,7 @@ from sample_history import ALICE, BOB, END, acted, rate
 
 from slurm_elastic.client.commands.predict import summary
 from slurm_elastic.daemon.models.priors import SHIPPED
-from slurm_elastic.daemon.prediction.answer import predict
-from slurm_elastic.daemon.prediction.sizes import PredictionInputs
+from slurm_elastic.daemon.prediction.sizes import PredictionInputs, predict
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.store import Store

@@ -8,8 +8,8 @@ import pytest
 from daemon_harness import REQUEST, World
 from fake_slurm import Component
 
-from slurm_elastic.daemon.reports.acct import acct
 from slurm_elastic.daemon.reports.common import Viewer
+from slurm_elastic.daemon.reports.history import acct
 from slurm_elastic.daemon.rounds.held_pieces import held_pieces
 from slurm_elastic.daemon.slurm.model import Job
 from slurm_elastic.protocol.codec import VERSION

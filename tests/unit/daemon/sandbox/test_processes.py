@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from slurm_elastic.daemon.sandbox import processes
+from slurm_elastic.daemon.sandbox import host
 
 SLEEP = shutil.which("sleep") or "/bin/sleep"
 
@@ -31,22 +31,22 @@ def sleeper(*command: str, **env: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def pids(folder: Path, id: str) -> set[int]:
-    return {process.pid for process in processes.members(folder, id)}
+    return {process.pid for process in host.members(folder, id)}
 
 
 def test_processes_with_the_id_belong_and_their_children_too(tmp_path: Path) -> None:
     """Found by the id in the environment, and what descends from it even with an environment of its own."""
     script = f"env -i {SLEEP} 300 & echo $!; wait"
     child = subprocess.Popen(
-        ["sh", "-c", script], stdout=subprocess.PIPE, env={"PATH": os.environ["PATH"], processes.ID_VARIABLE: "id1"}
+        ["sh", "-c", script], stdout=subprocess.PIPE, env={"PATH": os.environ["PATH"], host.ID_VARIABLE: "id1"}
     )
     assert child.stdout is not None
     with child.stdout:
         grandchild = int(child.stdout.readline())
     assert pids(tmp_path, "id1") == {child.pid, grandchild}
-    assert processes.end_all(tmp_path, "id1") == []
+    assert host.end_all(tmp_path, "id1") == []
     child.wait()
-    assert processes.started_at(grandchild) == 0
+    assert host.started_at(grandchild) == 0
 
 
 def test_the_users_own_processes_do_not_belong(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_the_users_own_processes_do_not_belong(tmp_path: Path) -> None:
         stack.enter_context(sleeper(SLURM_CONF=conf))
         stack.enter_context(sleeper(SLURM_CONF=conf, SLURM_JOB_ID="7"))
         stack.enter_context(sleeper("tail", "-f", f"{tmp_path}/slurmctld.log"))
-        stack.enter_context(sleeper(**{processes.ID_VARIABLE: "another"}))
+        stack.enter_context(sleeper(**{host.ID_VARIABLE: "another"}))
         assert pids(tmp_path, "id1") == set()
 
 
@@ -92,16 +92,16 @@ def test_slurm_programs_that_work_in_its_directory_belong(tmp_path: Path, how: s
 def test_a_recycled_pid_is_not_killed() -> None:
     """A process that has the pid of one we knew, but another start time, is not signalled."""
     with sleeper() as stranger:
-        known = processes.Process(stranger.pid, os.getpid(), processes.started_at(stranger.pid), "slurmd")
-        processes.kill(replace(known, started=known.started - 1))
-        assert processes.started_at(stranger.pid) == known.started
-        processes.kill(known)
-        wait_until(lambda: processes.started_at(stranger.pid) == 0, 10, "the right one is killed")
+        known = host.Process(stranger.pid, os.getpid(), host.started_at(stranger.pid), "slurmd")
+        host.kill(replace(known, started=known.started - 1))
+        assert host.started_at(stranger.pid) == known.started
+        host.kill(known)
+        wait_until(lambda: host.started_at(stranger.pid) == 0, 10, "the right one is killed")
 
 
 def test_the_dead_have_no_start_time() -> None:
     """An ended process that nobody has collected yet counts as ended."""
     child = subprocess.Popen(["true"])
-    wait_until(lambda: processes.started_at(child.pid) == 0, 10, "it is a zombie")
+    wait_until(lambda: host.started_at(child.pid) == 0, 10, "it is a zombie")
     child.wait()
-    assert processes.started_at(child.pid) == 0
+    assert host.started_at(child.pid) == 0

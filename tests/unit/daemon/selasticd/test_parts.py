@@ -19,10 +19,9 @@ from waiting import wait_until
 
 from slurm_elastic.daemon.api.waiters import Waiters
 from slurm_elastic.daemon.selasticd import daemon as selasticd_daemon
+from slurm_elastic.daemon.selasticd import daemon as ticker_module
 from slurm_elastic.daemon.selasticd import listeners
-from slurm_elastic.daemon.selasticd import scheduler as ticker_module
-from slurm_elastic.daemon.selasticd.daemon import Daemon, expected_mb
-from slurm_elastic.daemon.selasticd.scheduler import Scheduler
+from slurm_elastic.daemon.selasticd.daemon import Daemon, Scheduler, expected_mb
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import DecisionRow, JobRow

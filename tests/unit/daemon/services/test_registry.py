@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from daemon_harness import World
 
-from slurm_elastic.daemon.actions.action import Act, Action, SlurmWrites
-from slurm_elastic.daemon.actions.subject import QUEUE, Subject
+from slurm_elastic.daemon.actions.action import QUEUE, Act, Action, SlurmWrites, Subject
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.services import registry
 from slurm_elastic.daemon.services.base import ACT, OFF, REVIEW, Note, Observation, Proposal, Row, Service

@@ -11,7 +11,7 @@ from daemon_harness import World
 
 from slurm_elastic.daemon.planner import Inputs, Plan, decide
 from slurm_elastic.daemon.planner.tables import Tables
-from slurm_elastic.daemon.services.elastic import jobs as elastic_jobs
+from slurm_elastic.daemon.services import elastic as elastic_jobs
 from slurm_elastic.daemon.simulator.elastic import Elastic
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings, prepare
 from slurm_elastic.daemon.simulator.programs import Program

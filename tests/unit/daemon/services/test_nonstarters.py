@@ -6,7 +6,7 @@ from cluster_snapshots import Cluster
 from shrink_jobs import REQUEST, room
 
 from slurm_elastic.daemon.capacity.make_room import RoomMade
-from slurm_elastic.daemon.services.elastic.nonstarters import RETRY_S, WAIT_S, Nonstarters
+from slurm_elastic.daemon.services.elastic import RETRY_S, WAIT_S, Nonstarters
 
 
 def ready(cluster: Cluster) -> tuple[RoomMade, ...]:

@@ -1,14 +1,18 @@
-"""Pairs of hosts that did not reach each other: the rows of `selastic hosts`, and who may say that they do again.
+"""What users found out of the site: the rows of `selastic hosts`, pairs of hosts that did not reach each other, and who
+may say that they do again; and those of `selastic probe` that selasticd remembers.
 
-Promise: an admin sees and clears what everybody's jobs found out, a user what all jobs of theirs did.
-Limit: a user none of whose jobs runs or waits sees nothing.
+Promise: an admin sees all, and clears what everybody's jobs found out; a user what all jobs of theirs did, and what an
+admin has found for the site. Limit: a user none of whose jobs runs or waits sees no pairs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol.answers.record import made_from
+from slurm_elastic.protocol.answers.site import Cleared, Finding, Findings, PairOfHosts, PairsOfHosts
+from slurm_elastic.protocol.messages import Tried
 
 from ..capacity.constraints import left_out_until
 from .common import Viewer
@@ -16,7 +20,6 @@ from .common import Viewer
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import HostPair
     from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.answers.site import Cleared, PairOfHosts, PairsOfHosts
 
 
 def hosts(store: Store, viewer: Viewer, now: float) -> PairsOfHosts:
@@ -40,3 +43,20 @@ def clear(store: Store, viewer: Viewer, host: str, other: str, now: float) -> Cl
 def _row(pair: HostPair, now: float) -> PairOfHosts:
     until = left_out_until(pair)
     return made_from(PairOfHosts, pair, again_at=until if until > now else None)
+
+
+if TYPE_CHECKING:
+    from slurm_elastic.db.store import Store
+
+    from .common import Viewer
+
+
+def findings(partition: str, user: str, at: float, tried: Iterable[Tried]) -> tuple[Finding, ...]:
+    """Rows of one probe, which was last at this time; what it did not try was found by an earlier one."""
+    return tuple(made_from(Finding, one, partition=partition, user=user, at=one.at or at) for one in tried)
+
+
+def probes(store: Store, viewer: Viewer) -> Findings:
+    """Those that the viewer may see."""
+    seen = [row for row in store.probes.all() if viewer.admin or row.user in ("", viewer.name)]
+    return Findings(findings=tuple(one for row in seen for one in findings(row.partition, row.user, row.at, row.tried)))

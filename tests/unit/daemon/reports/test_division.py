@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from slurm_elastic.daemon.reports.fairness.division import Presence, at_size, equal_division, jain
+from slurm_elastic.daemon.reports.fairness import Presence, at_size, equal_division, jain
 
 
 def test_jains_index_is_one_where_all_have_as_much() -> None:

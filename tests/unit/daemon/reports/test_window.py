@@ -10,7 +10,7 @@ import pytest
 import sample_history
 
 from slurm_elastic.daemon import reports
-from slurm_elastic.daemon.reports.fairness.window import Fairness, FairnessResult, Window
+from slurm_elastic.daemon.reports.fairness import Fairness, FairnessResult, Window
 from slurm_elastic.db.rows import AllocationRow, JobRow
 from slurm_elastic.db.store import Store
 

@@ -1,1 +1,0 @@
-"""The resizes of elastic jobs: the plan of a round, and what becomes of it."""
