@@ -25,9 +25,8 @@ from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm import CommandClient
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.messages import Piece, Report, Resize
-from slurm_elastic.protocol.resize_state import ResizeState
 
 HOUR_S = 3600.0
 STEPS = ("accepted", "submitted", "granted", "ready", "running", "done")

@@ -30,8 +30,8 @@ from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm import CommandClient
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codec import VERSION
+from slurm_elastic.protocol.codes import ResizeState
 from slurm_elastic.protocol.messages import Happening, Piece, Registration, Report, Resize
-from slurm_elastic.protocol.resize_state import ResizeState
 from slurm_elastic.trainer_shim.allocation import commands
 from slurm_elastic.trainer_shim.allocation.slurm_job import SlurmJob, parse_job
 

@@ -18,9 +18,8 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from slurm_elastic.protocol.answers.by_route import ROUTE_OF
-from slurm_elastic.protocol.answers.common import JobRecord, not_known
 from slurm_elastic.protocol.answers.history import PlanRow
-from slurm_elastic.protocol.answers.record import read
+from slurm_elastic.protocol.answers.record import JobRecord, not_known, read
 from slurm_elastic.protocol.answers.status import SHORT_STATES, JobStatus
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, NotFound
 from slurm_elastic.protocol.text import tables

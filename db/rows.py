@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slurm_elastic.protocol.codec import decode
+from slurm_elastic.protocol.codes import ResizeState
 from slurm_elastic.protocol.messages import Piece, Resize, ResizeTarget, Shape, Tried
 from slurm_elastic.protocol.records import record
-from slurm_elastic.protocol.resize_state import ResizeState
 
 REQUEUE, BATCH, COMPANION_ENDS = "requeue", "batch", "companion_ends"
 """Reasons of resizes of their own kinds: the job starts again, only its batch is new, a companion's time is over."""

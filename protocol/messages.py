@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from typing import Annotated
 
 from .codec import MAX_NUMBER, VERSION, Within
+from .codes import ResizeState
 from .records import record
-from .resize_state import ResizeState
 
 Count = Annotated[int, Within(1, 10**9)]
 """Of what is there if anything is: GPUs, samples, steps."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 import argparse
 import re
 
-from slurm_elastic.protocol.answers.common import shown_id
 from slurm_elastic.protocol.answers.predict import PredictedSize, Prediction, PredictionErrors, ProgramErrors
-from slurm_elastic.protocol.answers.record import columns
+from slurm_elastic.protocol.answers.record import columns, shown_id
 from slurm_elastic.protocol.api.routes import MAX_GPUS, PredictQuery
+from slurm_elastic.protocol.codes import model_text
 from slurm_elastic.protocol.errors import ConfigError
-from slurm_elastic.protocol.text.reasons import model_text
 
 from .. import options
 

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """Print, or write, the change. Exit status 3 where work is left, which comments in it name. Raises ElasticError
     where no loop that trains is found."""
     try:
-        from .edits import unified
+        from .change import unified
         from .rewriting import converted
     except ModuleNotFoundError as error:
         if error.name != "libcst":

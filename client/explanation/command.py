@@ -13,11 +13,10 @@ import sys
 import textwrap
 from dataclasses import dataclass
 
-from slurm_elastic.protocol.answers.common import shown_id
 from slurm_elastic.protocol.answers.explain import Decision, Evidence, Explain, PastResize, ResizeProgress
-from slurm_elastic.protocol.answers.record import Column, about, columns
+from slurm_elastic.protocol.answers.record import Column, about, columns, shown_id
+from slurm_elastic.protocol.codes import model_text
 from slurm_elastic.protocol.request import ACCEPTED_FORM
-from slurm_elastic.protocol.text.reasons import model_text
 from slurm_elastic.protocol.text.tables import clean
 
 from .. import options

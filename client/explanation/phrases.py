@@ -5,8 +5,8 @@ Promise: 1 GPU and 2 GPUs, a reason in the words of the one enumeration. Limit: 
 
 from __future__ import annotations
 
-from slurm_elastic.protocol.answers.common import reason_text
 from slurm_elastic.protocol.answers.explain import Explain
+from slurm_elastic.protocol.answers.record import reason_text
 from slurm_elastic.protocol.answers.status import JobStatus
 from slurm_elastic.protocol.text.times import format_time
 

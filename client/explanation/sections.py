@@ -6,7 +6,6 @@ daemon/reports/explain.py hold.
 
 from __future__ import annotations
 
-from slurm_elastic.protocol.answers.common import shown_id
 from slurm_elastic.protocol.answers.explain import (
     Alternative,
     Decision,
@@ -15,9 +14,9 @@ from slurm_elastic.protocol.answers.explain import (
     ExplainedJob,
     ResizeProgress,
 )
+from slurm_elastic.protocol.answers.record import shown_id
 from slurm_elastic.protocol.bottleneck import STARVED_INPUT, STARVED_SHARE
-from slurm_elastic.protocol.resize_state import ResizeState
-from slurm_elastic.protocol.text.reasons import Reason, bottleneck_remedy
+from slurm_elastic.protocol.codes import Reason, ResizeState, bottleneck_remedy
 from slurm_elastic.protocol.text.tables import number
 from slurm_elastic.protocol.text.times import span
 

@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.errors import SlurmRefused
-from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Resize
 from slurm_elastic.protocol.records import record
-from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.placement import reservation_of
 from ..slurm.model import Job, Size

@@ -16,8 +16,8 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from slurm_elastic.protocol.codes import EventKind
 from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable, StoreError
-from slurm_elastic.protocol.event_kind import EventKind
 
 from ..slurm.commands import says_ended
 from ..slurm.model import Job

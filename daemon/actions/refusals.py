@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.codes import EventKind
 from slurm_elastic.protocol.messages import REFUSED, WORKS, Tried
 from slurm_elastic.protocol.records import record
 

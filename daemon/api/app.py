@@ -26,13 +26,13 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.answers.by_route import Health, Pinned, Stored, Taken
-from slurm_elastic.protocol.answers.common import not_known
+from slurm_elastic.protocol.answers.record import not_known
 from slurm_elastic.protocol.answers.site import Cleared, Remembered
 from slurm_elastic.protocol.api import routes
 from slurm_elastic.protocol.api.proofs import SINCE, JobProofs
 from slurm_elastic.protocol.api.routes import ROUTES, Caller, NoQuery, ResizeQuery, Route
+from slurm_elastic.protocol.codes import EventKind
 from slurm_elastic.protocol.errors import NotAllowed, NotFound, RequestError
-from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import (
     Grant,
     Happening,

@@ -24,8 +24,8 @@ from prometheus_client.registry import Collector
 
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.codes import Reason
 from slurm_elastic.protocol.messages import Happening
-from slurm_elastic.protocol.text.reasons import Reason
 from slurm_elastic.protocol.version import version
 
 from ..config.fields import MODES

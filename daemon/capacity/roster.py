@@ -11,11 +11,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from slurm_elastic.protocol.codes import Reason
 from slurm_elastic.protocol.errors import RequestError
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.request import ElasticRequest, check_start, find, parse
-from slurm_elastic.protocol.text.reasons import Reason
 
 from ..derived.table import Derived, one_by_one
 from ..slurm.model import Job, Snapshot

@@ -23,8 +23,8 @@ from typing import Any
 from slurm_elastic.client import parser as selastic
 from slurm_elastic.protocol import request
 from slurm_elastic.protocol.answers.status import SHORT_STATES
+from slurm_elastic.protocol.codes import Reason
 from slurm_elastic.protocol.errors import ConfigError
-from slurm_elastic.protocol.text.reasons import Reason
 from slurm_elastic.protocol.version import version
 
 from ..selasticd.reference import escaped, wrapped
@@ -79,7 +79,7 @@ def sections() -> Iterator[str]:
         yield from _listed((field.name, field.help) for field in fields)
     yield ".SH REASONS"
     yield from wrapped(escaped("Why a job has what it has: the code under REASON, and what it means."), 100)
-    yield from _listed((reason.value, reason.text) for reason in Reason)
+    yield from _listed((reason.value, reason.meaning) for reason in Reason)
     yield ".SH EXAMPLES"
     yield from _listed(EXAMPLES)
 

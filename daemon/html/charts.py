@@ -1,7 +1,10 @@
-"""What charts are made of: axes with round marks, and the shapes of an SVG as data that templates draw.
+"""What charts are made of: axes with round marks, and the shapes of an SVG as data that templates draw; and pages from
+the templates in this folder, one self-contained HTML file each, with the style in it.
 
-Promise: pure; a shape holds text as it is, and templates/parts.html escapes it. Colours and text sizes come from
-style.css, so that dark and light work alike. Limit: no interaction but the tooltips that browsers make of a title.
+Promise: a shape holds text as it is, and templates/parts.html escapes it, as every value is escaped: no name can become
+markup. A value that a template names and nobody gives is an error. Colours and text sizes come from style.css, so that
+dark and light work alike. Limit: no interaction but the tooltips that browsers make of a title; needs jinja2: import it
+only where a page is written.
 """
 
 from __future__ import annotations
@@ -10,7 +13,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 WIDTH = 1080
 LEFT, RIGHT = 160, 20
@@ -168,3 +175,20 @@ def value_axis(y: Axis, unit: str, left: float = LEFT, right: float = WIDTH - RI
         drawn.append(path("grid", f"M{left:.0f} {y.at(value):.1f}H{right:.0f}"))
         drawn.append(label(left - 6, y.at(value) + 4, f"{value:g}", "end"))
     return [*drawn, label(left - 6, y.last - 8, unit, "end")]
+
+
+def render(template: str, **values: object) -> str:
+    """The page of a template in templates/."""
+    return _environment().get_template(f"templates/{template}").render(values)
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )

@@ -41,13 +41,13 @@ from .charts import (
     line,
     path,
     rect,
+    render,
     sample,
     ticks,
     time_axis,
     time_ticks,
     value_axis,
 )
-from .render import render
 
 LANE = 44
 NAME = 17

@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from slurm_elastic.db.rows import InUse, ResizeRow
-from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.protocol.records import record
-from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..actions.action import Action, Cancel, Close, Shrink
 from ..actions.refusals import Refusal
-from ..capacity.companion_limits import CompanionLimits
 from ..capacity.ledger import Ledger
+from ..capacity.placement import CompanionLimits
 from ..capacity.roster import ElasticJob, RunningPiece
 from ..capacity.shrink_options import DropRule, ShrinkableJob, Unit
 from ..slurm.site import Site

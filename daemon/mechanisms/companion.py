@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slurm_elastic.db.rows import ResizeRow
-from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
-from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..actions.action import Action, Cancel
 from ..actions.refusals import companion_by

@@ -5,7 +5,7 @@ The batch host stays: Slurm refuses to take it. Limit: whole nodes only, and wha
 
 from __future__ import annotations
 
-from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.codes import EventKind
 from slurm_elastic.protocol.messages import Resize
 
 from ..capacity.shrink_options import DropRule

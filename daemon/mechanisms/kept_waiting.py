@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from slurm_elastic.db.rows import ResizeRow
+from slurm_elastic.protocol.codes import ResizeState
 from slurm_elastic.protocol.records import record
-from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..actions.action import Action, Close
 from ..capacity.pending_jobs import RESOURCE_REASONS

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from slurm_elastic.db.rows import ResizeRow
-from slurm_elastic.protocol.resize_state import ResizeState
+from slurm_elastic.protocol.codes import ResizeState
 
 from ..capacity.ledger import Amount, free, per_node
 from ..capacity.pending_jobs import unlisted_gpus

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 from slurm_elastic.db.rows import InUse, ResizeRow
-from slurm_elastic.protocol.resize_state import ResizeState
+from slurm_elastic.protocol.codes import ResizeState
 
 from ..actions.action import Action, Close
 from ..capacity.roster import ElasticJob, Roster, RunningPiece

@@ -18,9 +18,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from slurm_elastic.db.rows import EventRow, InUse, ResizeRow
-from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
-from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..actions.action import Action, Advance, Close, Free, Requeue, Resume
 from ..capacity.ledger import Amount

@@ -15,8 +15,7 @@ from slurm_elastic.db.rows import ObservationRow
 
 from ..derived.table import Derived, one_by_one
 from ..optimizer.errors import PlanInputError
-from ..optimizer.models.input_wait import LEAST
-from ..optimizer.models.observation import MOST, MOST_COMM, STEP_S, Observation
+from ..optimizer.models.observation import LEAST, MOST, MOST_COMM, STEP_S, Observation
 from ..optimizer.models.prior import Prior
 from ..optimizer.models.throughput import ThroughputModel, fit_each
 

@@ -22,9 +22,8 @@ import numpy as np
 from ..derived.table import Derived
 from .errors import PlanInputError
 from .job_view import JobView, check, check_batches, check_sizes, nodes_at
-from .models import configurations, goodput
-from .models.configurations import Configurations, of_sizes
-from .models.step_time import Array
+from .models import goodput, step_time
+from .models.step_time import Array, Configurations, of_sizes
 from .policies import Policy, policy_named
 from .solver.table import Columns
 from .speedups import speedups, uncertainties
@@ -175,14 +174,14 @@ def _listed(jobs: Sequence[JobView], grids: Sequence[Grid], policy: Policy) -> l
     kept &= _explored(jobs, grids, sizes)
     terms, staying = _terms(grids, policy, sizes, kept)
     columns = np.stack([sizes.gpus, terms, sizes.batch, sizes.speedup])[:, kept]
-    ends = pairwise(configurations.ends_of(np.add.reduceat(kept, sizes.starts, dtype=np.int64)).tolist())
+    ends = pairwise(step_time.ends_of(np.add.reduceat(kept, sizes.starts, dtype=np.int64)).tolist())
     each = zip(jobs, ends, sizes.present.tolist(), staying.tolist(), strict=True)
     return [Columns(columns[:, a:b].copy(), present, job.weight, stays) for job, (a, b), present, stays in each]
 
 
 def _at_best_batches(jobs: Sequence[JobView], grids: Sequence[Grid], policy: Policy) -> _Sizes:
     """Every size at its best batch; at the size that a job has, another batch has to be worth its change."""
-    at = configurations.together([grid.at for grid in grids])
+    at = step_time.together([grid.at for grid in grids])
     speeds = speedups(jobs, policy, at)
     best, every = speeds.argmax(0), np.arange(len(at.gpus))  # of equals the smallest batch
     gpus = np.concatenate([grid.gpus for grid in grids])

@@ -26,7 +26,7 @@ from slurm_elastic.protocol.records import record
 from ..derived.table import Derived, one_by_one
 from .choices import Grids, choices, grid_inputs, grid_of
 from .job_view import JobView, check, nodes_at
-from .models.configurations import Configurations
+from .models.step_time import Configurations
 from .policies import DEFAULT_POLICY, POLICIES, Policy, policy_named
 from .problem import Layout, Problem, checked
 from .solver.knapsack import Solution, value_at
@@ -47,7 +47,7 @@ class Target:
     progress_change: float
     """Relative change of progress against the current allocation; for a job that starts, its speedup."""
     reason: str
-    """A code of protocol/text/reasons.py, or "start" / "keep_frozen"."""
+    """A code of protocol/codes.py, or "start" / "keep_frozen"."""
     offered: Columns
     """All its sizes."""
     price: float = 0.0

@@ -16,9 +16,8 @@ import numpy as np
 
 from .errors import PlanInputError
 from .job_view import JobView, Model, nodes_at
-from .models import configurations
-from .models.configurations import Configurations, ends_of
-from .models.step_time import Array
+from .models import step_time
+from .models.step_time import Array, Configurations, ends_of
 from .models.throughput import ThroughputModel, throughputs_of, uncertainties_of
 from .policies import Policy
 
@@ -32,7 +31,7 @@ def speedups_of(job: JobView, policy: Policy, points: Sequence[tuple[int, int, i
     """Progress per second of one job at each (GPUs, nodes, batch)."""
     if not points:
         return []
-    found: list[float] = speedups([job], policy, configurations.of_points(points))[0].tolist()
+    found: list[float] = speedups([job], policy, step_time.of_points(points))[0].tolist()
     return found
 
 
@@ -45,7 +44,7 @@ def speedups(jobs: Sequence[JobView], policy: Policy, at: Configurations) -> Arr
         where = slice(None) if len(models) == len(jobs) else np.isin(at.job_of_size, fitted)
         speeds[:, where] = throughputs_of(each, at.of_jobs(fitted))
         batches = np.array([jobs[j].reference_batch for j in fitted], dtype=np.float64)
-        reference[fitted] = throughputs_of(each, configurations.one_gpu(batches))[0]
+        reference[fitted] = throughputs_of(each, step_time.one_gpu(batches))[0]
     for j, job in enumerate(jobs if len(models) < len(jobs) else ()):
         own = slice(at.sizes[j], at.sizes[j + 1])
         if job.model is None:
@@ -90,13 +89,13 @@ def _efficient(jobs: Sequence[JobView], policy: Policy, speeds: Array, at: Confi
 
 def uncertainties(jobs: Sequence[JobView], gpus: Array, nodes: Array, counts: Array) -> Array:
     """Relative 1-sigma of each job's speed at sizes that it was not measured at, so many of each job."""
-    ends = configurations.ends_of(counts)
+    ends = step_time.ends_of(counts)
     doubts = np.empty(len(gpus))
     fitted = np.array([isinstance(job.model, ThroughputModel) for job in jobs], dtype=bool)
     if fitted.any():
         models = [job.model for job in jobs if isinstance(job.model, ThroughputModel)]
         where = fitted.repeat(counts)
-        own = configurations.ends_of(counts[fitted])
+        own = step_time.ends_of(counts[fitted])
         doubts[where] = uncertainties_of(models, gpus[where], nodes[where], own)
     for j in (~fitted).nonzero()[0].tolist():
         model, own = jobs[j].model, slice(ends[j], ends[j + 1])

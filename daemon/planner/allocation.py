@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from slurm_elastic.protocol.text.reasons import Reason
+from slurm_elastic.protocol.codes import Reason
 
 from ..capacity.ledger import Pool
 from ..capacity.shrink_options import Unit

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from slurm_elastic.db.rows import HostPair, Mark
+from slurm_elastic.protocol.codes import Reason
 from slurm_elastic.protocol.messages import Shape
-from slurm_elastic.protocol.text.reasons import Reason
 
-from ..capacity.companion_limits import CompanionLimits
 from ..capacity.make_room import Room
 from ..capacity.pending_jobs import Kind
+from ..capacity.placement import CompanionLimits
 from ..capacity.roster import Roster
 from ..capacity.shrink_options import Unit
 from ..capacity.slurm_limits import LimitUsage, gpu_limits

@@ -15,8 +15,7 @@ from typing import Any
 from slurm_elastic.db.rows import DecisionRow, Mark
 from slurm_elastic.protocol.answers.explain import Alternative, Evidence, OtherMove, PassedOver, RoomFor
 from slurm_elastic.protocol.answers.record import known_values
-from slurm_elastic.protocol.resize_state import ResizeState
-from slurm_elastic.protocol.text.reasons import Reason
+from slurm_elastic.protocol.codes import Reason, ResizeState
 
 from ..capacity.ledger import Pool
 from ..capacity.make_room import RoomMade

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slurm_elastic.protocol.resize_state import ResizeState
-from slurm_elastic.protocol.text.reasons import Reason
+from slurm_elastic.protocol.codes import Reason, ResizeState
 
 from ..capacity.placement import reservation_of
 from ..capacity.shrink_options import shrinks

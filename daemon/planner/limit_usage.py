@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
-from slurm_elastic.protocol.resize_state import ResizeState
+from slurm_elastic.protocol.codes import ResizeState
 
 from ..capacity.slurm_limits import LimitUsage, amounts_of, as_companion, charged, of_shape
 from ..slurm.model import Snapshot

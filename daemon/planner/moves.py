@@ -9,12 +9,12 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from slurm_elastic.protocol.codes import Reason
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.protocol.records import record
-from slurm_elastic.protocol.text.reasons import Reason
 
-from ..capacity.companion_limits import CompanionLimits
 from ..capacity.ledger import Ledger
+from ..capacity.placement import CompanionLimits
 from ..capacity.shrink_options import Unit, shrinks, units_of, without
 from ..mechanisms import registry
 from ..mechanisms.base import ChosenWay, FreeNodes, Mechanism, WantedSize

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from slurm_elastic.protocol.answers.common import not_known
 from slurm_elastic.protocol.answers.explain import Alternative, Evidence, OtherMove, RoomFor
-from slurm_elastic.protocol.answers.record import redacted
+from slurm_elastic.protocol.answers.record import not_known, redacted
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 
 if TYPE_CHECKING:

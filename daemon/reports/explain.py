@@ -10,11 +10,9 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
-from slurm_elastic.protocol.answers.common import reason_text
 from slurm_elastic.protocol.answers.explain import Alternative, Evidence
-from slurm_elastic.protocol.answers.record import made_from, read, read_all
-from slurm_elastic.protocol.event_kind import EventKind
-from slurm_elastic.protocol.resize_state import ResizeState
+from slurm_elastic.protocol.answers.record import made_from, read, read_all, reason_text
+from slurm_elastic.protocol.codes import EventKind, ResizeState
 
 from ..capacity.constraints import apart, left_out_until
 from .common import Viewer, seen, visible_job

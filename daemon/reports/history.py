@@ -15,10 +15,9 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from slurm_elastic.protocol.answers.common import reason_text
 from slurm_elastic.protocol.answers.history import Allocation, Events, JobEvent, PlanRow, PlanTable
 from slurm_elastic.protocol.answers.predict import QUANTILE, PredictionErrors, ProgramErrors
-from slurm_elastic.protocol.answers.record import made_from, redacted
+from slurm_elastic.protocol.answers.record import made_from, reason_text, redacted
 from slurm_elastic.protocol.errors import NotAllowed
 
 from .common import Viewer, may_see, visible_job

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
-from slurm_elastic.protocol.answers.common import reason_text
 from slurm_elastic.protocol.answers.explain import Evidence, RoomFor
-from slurm_elastic.protocol.answers.record import made_from, read
+from slurm_elastic.protocol.answers.record import made_from, read, reason_text
 
 from .common import Viewer, may_see
 

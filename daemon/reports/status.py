@@ -13,12 +13,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_elastic.protocol import request as elastic_request
-from slurm_elastic.protocol.answers.common import reason_text
 from slurm_elastic.protocol.answers.explain import Evidence
-from slurm_elastic.protocol.answers.record import made_from, read, redacted
+from slurm_elastic.protocol.answers.record import made_from, read, reason_text, redacted
+from slurm_elastic.protocol.codes import Reason, bottleneck_text
 from slurm_elastic.protocol.errors import RequestError
 from slurm_elastic.protocol.messages import Piece, Report
-from slurm_elastic.protocol.text.reasons import Reason, bottleneck_text
 
 from .common import Viewer, known_job, may_see, visible_job
 

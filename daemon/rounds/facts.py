@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from slurm_elastic.db.rows import EventRow, HostPair
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.codes import EventKind
 
 from ..actions.action import Subject
 from ..actions.refusals import Concerned, Refusal, Refusals, standing

@@ -17,9 +17,8 @@ from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import JobRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers.record import made_from
-from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.codes import EventKind, Reason
 from slurm_elastic.protocol.request import find
-from slurm_elastic.protocol.text.reasons import Reason
 
 from ..capacity.roster import ElasticJob, Roster, RosterTables, Scope, sort_jobs
 from ..derived.table import Derived, one_by_one

@@ -18,9 +18,8 @@ from dataclasses import replace
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable, StoreError
-from slurm_elastic.protocol.event_kind import EventKind
-from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..actions.action import Action, Begin, Resume, Subject
 from ..actions.executor import Executor

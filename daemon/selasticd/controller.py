@@ -19,8 +19,8 @@ from slurm_elastic.protocol.answers.by_route import Health, ModelsInUse
 from slurm_elastic.protocol.answers.history import PlanNote
 from slurm_elastic.protocol.answers.record import read
 from slurm_elastic.protocol.codec import VERSION
+from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
-from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import (
     ENDING,
     FINISHED,
@@ -33,7 +33,6 @@ from slurm_elastic.protocol.messages import (
     Registration,
     Resize,
 )
-from slurm_elastic.protocol.resize_state import ResizeState
 from slurm_elastic.protocol.version import version
 
 from ..api.waiters import Waiters

@@ -19,8 +19,8 @@ from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.lease import Lease
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import open_files
+from slurm_elastic.protocol.codes import EventKind
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, SlurmError
-from slurm_elastic.protocol.event_kind import EventKind
 
 from ..api.app import Application, create_app
 from ..api.auth import Authenticator, SlurmRoles

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from slurm_elastic.db.rows import DecisionRow, EventRow, HostPair, InUse, Mark, ResizeRow
-from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.codes import EventKind
 from slurm_elastic.protocol.records import record
 
 from ..actions.action import Action, Subject

@@ -15,9 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurm_elastic.db.rows import DecisionRow
-from slurm_elastic.protocol.event_kind import EventKind
-from slurm_elastic.protocol.resize_state import ResizeState
-from slurm_elastic.protocol.text.reasons import Reason
+from slurm_elastic.protocol.codes import EventKind, Reason, ResizeState
 
 from ..actions.action import QUEUE, Action, Begin, Close, Subject
 from ..capacity.ledger import Ledger
@@ -228,4 +226,4 @@ def sentence(row: DecisionRow) -> str:
     how = f" by {row.mechanism}" if row.mechanism else ""
     what_for = f" (job {row.evidence['for_job']})" if "for_job" in row.evidence else ""
     advised = "" if row.mode == "act" or not row.mechanism else f" [{row.mode} only]"
-    return f"job {row.job_id}: {size}{batch}{how}: {Reason(row.reason).text}{what_for}{advised}"
+    return f"job {row.job_id}: {size}{batch}{how}: {Reason(row.reason).meaning}{what_for}{advised}"

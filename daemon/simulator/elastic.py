@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from slurm_elastic.db.rows import EventRow, HostPair, ResizeRow
+from slurm_elastic.protocol.codes import ResizeState
 from slurm_elastic.protocol.messages import Resize
-from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..actions.action import Begin, Close, Resume
 from ..capacity.roster import Roster

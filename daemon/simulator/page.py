@@ -25,10 +25,10 @@ from ..html.charts import (
     line,
     path,
     rect,
+    render,
     time_axis,
     value_axis,
 )
-from ..html.render import render
 from .engine import Outcome
 from .metrics import Summary, cells, gains, legend
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import func, insert, select
 
-from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.codes import EventKind
 
 from .. import schema
 from ..engine import Database

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from slurm_elastic.protocol.resize_state import ResizeState
+from slurm_elastic.protocol.codes import ResizeState
 
 from .. import schema
 from ..clock import steady_now

@@ -13,9 +13,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
+from slurm_elastic.protocol.codes import ResizeState
 from slurm_elastic.protocol.errors import NotFound, StoreError
 from slurm_elastic.protocol.messages import Resize
-from slurm_elastic.protocol.resize_state import ResizeState
 
 from .. import schema
 from ..clock import steady_now

@@ -21,8 +21,7 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
-from slurm_elastic.protocol.event_kind import EventKind
-from slurm_elastic.protocol.resize_state import ResizeState
+from slurm_elastic.protocol.codes import EventKind, ResizeState
 
 from .. import schema
 from ..engine import Database

@@ -27,9 +27,8 @@ from slurm_elastic.daemon.sandbox.config import SandboxSpec
 from slurm_elastic.daemon.sandbox.lifecycle import Sandbox
 from slurm_elastic.protocol.answers.history import one_line
 from slurm_elastic.protocol.api.client import Client
+from slurm_elastic.protocol.codes import EventKind, Reason
 from slurm_elastic.protocol.errors import ElasticError
-from slurm_elastic.protocol.event_kind import EventKind
-from slurm_elastic.protocol.text.reasons import Reason
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1] / "tests" / "support"))  # what the tests have, too
@@ -240,7 +239,7 @@ def phrase(kind: str, detail: dict[str, Any]) -> str:
     """An event as a sentence; empty for those that a spectator need not see."""
     match kind:
         case EventKind.RESIZE_ISSUED:
-            return f"is resized to {detail['gpus']} GPUs, batch {detail['batch']}: {Reason(detail['reason']).text}"
+            return f"is resized to {detail['gpus']} GPUs, batch {detail['batch']}: {Reason(detail['reason']).meaning}"
         case EventKind.RESIZE_SUBMITTED:
             return "has asked Slurm for a companion; trains on meanwhile"
         case EventKind.RESIZE_READY:

@@ -8,9 +8,8 @@ import json
 
 from ..text.tables import digits, folded, moment
 from ..text.times import elapsed
-from .common import JobRecord, shown_id
 from .explain import Measurement
-from .record import Column, about, record
+from .record import Column, JobRecord, about, record, shown_id
 from .status import JobStatus
 
 

@@ -1,6 +1,7 @@
 """Records: what the reports are made of. A record is a frozen dataclass whose fields say, in their metadata, what they
 mean, who may see them and under which columns the command line prints them; the API's JSON and its OpenAPI document,
-the redaction, the tables and --json are made from the same classes.
+the redaction, the tables and --json are made from the same classes. Below is what all answers about jobs have in
+common: whose job it is, its id as Slurm shows it, the words of reasons, and the sentence about jobs that are not known.
 
 Promise: what is not there, or not of its type, is read as None: not known. Limit: standard library only, since the
 command line imports it in users' environments; fields are numbers, text, flags, records, and tuples of these.
@@ -12,12 +13,15 @@ import functools
 import math
 import operator
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from slurm_elastic.protocol.errors import ElasticError
+from slurm_elastic.protocol.request import ACCEPTED_FORM
 
+from ..codes import Reason
 from ..text.tables import Field
 
 R = TypeVar("R")
@@ -208,3 +212,62 @@ def _words(value: Any) -> str:
 
 
 _SCALARS: dict[Any, Reader] = {bool: _flag, float: _number, int: _whole, str: _words}
+
+
+BY_SUPERVISOR = {
+    "": "its supervisor changed it without a resize from the daemon",
+    "registered": "its supervisor registered with this size",
+    "requeue": "it was requeued at this size",
+    "restart": "its supervisor started the workers again, without a resize from the daemon",
+}
+"""Reasons of sizes that no decision led to, and what they mean."""
+
+
+class Named(Protocol):
+    """A record with the names of its job."""
+
+    @property
+    def job_id(self) -> int: ...
+
+    @property
+    def task_name(self) -> str | None: ...
+
+
+def shown_id(job: Named) -> str:
+    """The job's id as Slurm shows it."""
+    return job.task_name or str(job.job_id)
+
+
+@record
+class JobRecord:
+    """Whose job it is: the first fields of each record about a job."""
+
+    job_id: int = about("job id", Column("JobID", help="job id; 7_3: a task of array 7", cell=shown_id), public=True)
+    task_name: str | None = about("7_3 for a task of array 7, as Slurm names it", public=True)
+    partition: str | None = about("partition", Column("Partition"))
+    name: str | None = about("job name", Column("Name"))
+    user: str | None = about("user name", Column("User"))
+    uid: int | None = about("user id", Column("UID"))
+    account: str | None = about("account", Column("Account"))
+    state: str = about("the job's state", Column("State"), public=True)
+    own: bool = about("whether it is a job of who asks", public=True)
+
+
+def not_known(job_ids: Sequence[int]) -> str:
+    """The sentence about jobs without a record, at least one."""
+    if len(job_ids) == 1:
+        jobs, it, its = f"job {job_ids[0]} is", "it", "its"
+    else:
+        jobs, it, its = f"jobs {', '.join(map(str, job_ids))} are", "they", "their"
+    never = f"{it} never had an elastic request (--comment={ACCEPTED_FORM})"
+    came = f"{it} came after the daemon's last look at the queue (try again in a few seconds)"
+    return f"{jobs} not known to selasticd: {never}, {its} records are gone, or {came}"
+
+
+@lru_cache(maxsize=256)  # asked for every row of thousands
+def reason_text(code: str) -> str:
+    """The words of a reason's code, or of what a supervisor did by itself; empty for a code that is not known here."""
+    try:
+        return Reason(code).meaning
+    except ValueError:
+        return BY_SUPERVISOR.get(code, "")

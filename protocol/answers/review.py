@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ..text.tables import digits, moment
 from ..text.times import elapsed
-from .common import JobRecord
-from .record import Column, about, record
+from .record import Column, JobRecord, about, record
 
 
 def _percent(change: float) -> str:

@@ -6,8 +6,7 @@ from functools import partial
 
 from ..text.tables import bounds, digits, folded, moment, share
 from ..text.times import elapsed
-from .common import JobRecord
-from .record import Column, about, record
+from .record import Column, JobRecord, about, record
 
 SHORT_STATES = {
     "BOOT_FAIL": "BF",

@@ -13,9 +13,9 @@ from slurm_elastic.db.engine import Database
 from slurm_elastic.db.lease import Lease
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.codes import ResizeState
 from slurm_elastic.protocol.errors import LeaseLost
 from slurm_elastic.protocol.messages import Piece, Report, Resize
-from slurm_elastic.protocol.resize_state import ResizeState
 
 JOB = JobRow(7, "ada", 1000, "t", "lab", "gpu", "", True, "", "", 1.0, 2.0, None, "RUNNING")
 PIECE = Piece(7, "base", ("n1",), 4, "a100")

@@ -10,9 +10,8 @@ from store_records import BASE, DECISION, JOB, RESIZE
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.reports.history import acct
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.messages import Piece, Report
-from slurm_elastic.protocol.resize_state import ResizeState
 
 DAY = 86400.0
 STEPS = (ResizeState.ACCEPTED, ResizeState.READY, ResizeState.RUNNING, ResizeState.DONE)

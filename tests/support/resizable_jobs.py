@@ -13,7 +13,7 @@ from slurm_elastic.daemon.capacity.roster import ElasticJob, sort_jobs
 from slurm_elastic.daemon.capacity.shrink_options import ShrinkableJob
 from slurm_elastic.daemon.mechanisms.base import FreeNodes
 from slurm_elastic.daemon.slurm.model import Snapshot
-from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.codes import EventKind
 from slurm_elastic.protocol.messages import Piece
 
 

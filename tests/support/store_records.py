@@ -9,8 +9,8 @@ from sqlalchemy import select
 from slurm_elastic.db import schema
 from slurm_elastic.db.rows import DecisionRow, JobRow, ResizeRow
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.codes import ResizeState
 from slurm_elastic.protocol.messages import Piece, Report, Resize, Shape
-from slurm_elastic.protocol.resize_state import ResizeState
 
 JOB = JobRow(
     job_id=7,

@@ -16,9 +16,8 @@ from fresh_store import fresh_store, nothing
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.codes import Reason, ResizeState
 from slurm_elastic.protocol.messages import Piece, Report, Resize, Shape
-from slurm_elastic.protocol.resize_state import ResizeState
-from slurm_elastic.protocol.text.reasons import Reason
 
 ALICE, BOB = 1000, 1001
 

@@ -20,11 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import straight_line
-from .configurations import Configurations
 from .fit import Point
-from .input_wait import lengthened
+from .observation import lengthened
 from .prior import Prior
-from .step_time import Array, N, Number, factor_array, log_step_time, parameter_array
+from .step_time import Array, Configurations, N, Number, factor_array, log_step_time, parameter_array
 
 NOISE = 0.03
 """Relative 1-sigma of the median step time that a report of weight 1 brings."""

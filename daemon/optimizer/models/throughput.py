@@ -22,13 +22,23 @@ import numpy as np
 from ..errors import PlanInputError
 from . import fit as map_fit
 from . import straight_line
-from .configurations import Configurations, of_points
 from .fit import Point
-from .input_wait import LARGEST_LOG, Input, input_of, lengthened, longer
-from .observation import Observation, check_size, checked
+from .observation import LARGEST_LOG, Input, Observation, check_size, checked, input_of, lengthened, longer
 from .prior import DEFAULT, Prior, precision
 from .residual import NOISE, Misses, factors_of, misses_of, variances_of
-from .step_time import Array, N, Parameters, factor_array, log_step_time, overlapped, parameters, step_time, sync_time
+from .step_time import (
+    Array,
+    Configurations,
+    N,
+    Parameters,
+    factor_array,
+    log_step_time,
+    of_points,
+    overlapped,
+    parameters,
+    step_time,
+    sync_time,
+)
 
 SHARE_NOISE = 0.1
 """Relative 1-sigma about a step of one GPU of the rest of a step without its communication: GPUs of one node cost each

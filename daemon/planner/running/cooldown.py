@@ -6,9 +6,8 @@ from dataclasses import replace
 from math import inf
 
 from slurm_elastic.db.rows import ResizeRow
+from slurm_elastic.protocol.codes import Reason, ResizeState
 from slurm_elastic.protocol.records import record
-from slurm_elastic.protocol.resize_state import ResizeState
-from slurm_elastic.protocol.text.reasons import Reason
 
 from ..settings import PlannerSettings
 from .state import JobState

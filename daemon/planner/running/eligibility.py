@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from slurm_elastic.db.rows import InUse, ResizeRow
+from slurm_elastic.protocol.codes import Reason, ResizeState
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.request import ElasticRequest
-from slurm_elastic.protocol.resize_state import ResizeState
-from slurm_elastic.protocol.text.reasons import Reason
 
 from ...capacity.ledger import Amount, per_node
 from ...capacity.roster import ElasticJob

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.codes import EventKind, Reason
 from slurm_elastic.protocol.messages import Piece
-from slurm_elastic.protocol.text.reasons import Reason
 
 from ...actions.refusals import Refusal
 from ...capacity.ledger import Amount, per_node

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from slurm_elastic.db.rows import InUse, ObservationRow, ResizeRow
-from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.codes import EventKind, Reason
 from slurm_elastic.protocol.records import record
-from slurm_elastic.protocol.text.reasons import Reason
 
 from ...actions.refusals import Refusal
 from ...optimizer.job_view import Model

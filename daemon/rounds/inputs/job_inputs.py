@@ -12,8 +12,7 @@ from types import MappingProxyType
 
 from slurm_elastic.db.rows import InUse, ResizeRow
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.event_kind import EventKind
-from slurm_elastic.protocol.resize_state import ResizeState
+from slurm_elastic.protocol.codes import EventKind, ResizeState
 
 from ...actions.refusals import Refusal
 from ...models.cache import ModelCache

@@ -15,8 +15,8 @@ from typing import Any
 
 from slurm_elastic.db.rows import EventRow
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.codes import EventKind
 from slurm_elastic.protocol.errors import ElasticError, SlurmError
-from slurm_elastic.protocol.event_kind import EventKind
 
 from ...capacity.pending_jobs import SOON_S
 from ...capacity.roster import Roster

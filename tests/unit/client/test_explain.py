@@ -15,9 +15,8 @@ from slurm_elastic.daemon import reports
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers.explain import Alternative, Decision, Evidence
+from slurm_elastic.protocol.codes import Reason, ResizeState
 from slurm_elastic.protocol.messages import Piece, Resize
-from slurm_elastic.protocol.resize_state import ResizeState
-from slurm_elastic.protocol.text.reasons import Reason
 
 
 def at(clock: str) -> float:
@@ -270,7 +269,7 @@ def test_every_reason_is_told_in_its_own_words(reason: Reason, store: Store, vie
     steady(store, reason=reason.value)
     text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
     assert text.startswith("Job 7 has kept 2 GPUs since it started, batch 256.")
-    assert reason.text[1:] in text
+    assert reason.meaning[1:] in text
 
 
 def test_what_slurm_refuses_and_still_holds_is_told(store: Store, viewer: Callable[..., Any]) -> None:

@@ -16,7 +16,7 @@ from slurm_elastic.daemon.cli import documents
 from slurm_elastic.daemon.selasticd import reference, settings
 from slurm_elastic.protocol import errors, request
 from slurm_elastic.protocol.api import munge
-from slurm_elastic.protocol.text.reasons import Reason
+from slurm_elastic.protocol.codes import Reason
 
 LOOK_UPS = [
     *(["--help"], ["--version"], ["status", "--helpformat"], ["acct", "--helpformat"], ["events", "--helpformat"]),

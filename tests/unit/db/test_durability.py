@@ -33,7 +33,7 @@ import dataclasses, os, sys, threading, itertools
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.messages import Resize, Report
-from slurm_elastic.protocol.resize_state import ResizeState
+from slurm_elastic.protocol.codes import ResizeState
 
 url, begin = sys.argv[1], int(sys.argv[2])
 store = Store.open(url)

@@ -16,10 +16,9 @@ from store_records import BASE, COMPANION, DECISION, JOB, RESIZE, report
 
 from slurm_elastic.db.rows import pieces_in, pieces_out, shapes_in, shapes_out
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.errors import NotFound, StoreError
-from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece, Shape
-from slurm_elastic.protocol.resize_state import ResizeState
 
 
 def test_job_comes_back_as_it_was_stored(store: Store) -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from slurm_elastic.daemon.mechanisms.reconcile import Bounds
 from slurm_elastic.daemon.selasticd.settings import Settings
-from slurm_elastic.protocol.resize_state import ResizeState
-from slurm_elastic.protocol.text.reasons import Reason
+from slurm_elastic.protocol.codes import Reason, ResizeState
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "how-to" / "operations.md").read_text()

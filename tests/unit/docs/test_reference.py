@@ -10,8 +10,7 @@ import pytest
 
 from slurm_elastic.daemon.api import openapi
 from slurm_elastic.protocol import request
-from slurm_elastic.protocol.event_kind import EventKind
-from slurm_elastic.protocol.resize_state import ResizeState
+from slurm_elastic.protocol.codes import EventKind, ResizeState
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
 

@@ -8,8 +8,7 @@ import pickle
 
 import pytest
 
-from slurm_elastic.protocol.event_kind import EventKind
-from slurm_elastic.protocol.resize_state import ResizeState
+from slurm_elastic.protocol.codes import EventKind, ResizeState
 
 
 @pytest.mark.parametrize("state", ResizeState)

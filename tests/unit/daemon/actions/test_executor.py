@@ -12,10 +12,9 @@ from slurm_elastic.daemon.actions.action import NODE, Act, Begin, Cancel, Close,
 from slurm_elastic.daemon.actions.executor import ROUND_ASKS, ROUND_ASKS_S, Executor
 from slurm_elastic.daemon.slurm.model import Job
 from slurm_elastic.db.rows import ResizeRow
+from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
-from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Resize
-from slurm_elastic.protocol.resize_state import ResizeState
 
 NOW = 1000.0
 

@@ -8,7 +8,7 @@ import pytest
 
 from slurm_elastic.daemon.actions.action import NODE, Subject
 from slurm_elastic.daemon.actions.refusals import ALL, UNLISTED, Concerned, Refusals
-from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.codes import EventKind
 
 NOW = 1000.0
 SHRINK, CANCEL = EventKind.SHRINK, EventKind.CANCEL

@@ -14,8 +14,8 @@ from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.protocol.codec import to_json
+from slurm_elastic.protocol.codes import Reason
 from slurm_elastic.protocol.messages import Reports
-from slurm_elastic.protocol.text.reasons import Reason
 
 OWN = {
     f"slurm_elastic_{name}"

@@ -10,8 +10,8 @@ from plan_cases import NOW, REQUEST, World, order
 from store_records import resize_row
 
 from slurm_elastic.db.rows import InUse
+from slurm_elastic.protocol.codes import Reason
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
-from slurm_elastic.protocol.text.reasons import Reason
 
 BASE = Piece(1, "base", ("n1",), 4, "a100")
 SHAPES = (Shape(1, 4, 8, 4000, "a100", node_list=("n2",)), Shape(1, 2, 4, 2000, "a100", node_list=("n3",)))

@@ -11,7 +11,7 @@ from shrink_jobs import REQUEST, room
 from slurm_elastic.daemon.capacity.pending_jobs import limited, needs
 from slurm_elastic.daemon.capacity.roster import Roster, Scope, companion_tag, sort_jobs
 from slurm_elastic.daemon.slurm.model import Partition
-from slurm_elastic.protocol.text.reasons import Reason
+from slurm_elastic.protocol.codes import Reason
 
 # --- which jobs are elastic ---------------------------------------------------------------------------------------
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from cluster_snapshots import Cluster
 
-from slurm_elastic.daemon.capacity.companion_limits import CompanionLimits
-from slurm_elastic.daemon.capacity.placement import ShapeTemplate
+from slurm_elastic.daemon.capacity.placement import CompanionLimits, ShapeTemplate
 from slurm_elastic.daemon.capacity.slurm_limits import GpuLimit, LimitUsage, charged, gpu_limits, tasks, uses
 from slurm_elastic.daemon.slurm.accounting import SlurmLimit
 from slurm_elastic.daemon.slurm.model import Job

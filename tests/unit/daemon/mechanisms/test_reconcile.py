@@ -14,8 +14,8 @@ from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.mechanisms.reconcile import next_actions, unused
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds
 from slurm_elastic.db.rows import InUse, ResizeRow
+from slurm_elastic.protocol.codes import ResizeState
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
-from slurm_elastic.protocol.resize_state import ResizeState
 
 REQUEST = "elastic:gpus=1-32,batch=16-4096"
 BOUNDS = Bounds()

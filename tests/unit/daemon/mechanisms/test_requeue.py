@@ -31,9 +31,9 @@ from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm.model import Size
 from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.db.rows import REQUEUE, InUse
+from slurm_elastic.protocol.codes import ResizeState
 from slurm_elastic.protocol.errors import SlurmRefused
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
-from slurm_elastic.protocol.resize_state import ResizeState
 
 VIA = "elastic:gpus=1-4,batch=240-3840,via=shrink+requeue"
 NOW = 1000.0

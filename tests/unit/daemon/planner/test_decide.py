@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from plan_cases import SETTINGS, World, row, seen
 
-from slurm_elastic.protocol.text.reasons import Reason
+from slurm_elastic.protocol.codes import Reason
 
 
 def test_only_so_many_resizes_begin_in_one_round() -> None:

@@ -15,7 +15,7 @@ from slurm_elastic.daemon.planner.leaving_companions import LEAVE_S
 from slurm_elastic.daemon.slurm.accounting import SlurmLimit
 from slurm_elastic.daemon.slurm.parse import state_flags
 from slurm_elastic.daemon.slurm.site import Reservation, Site
-from slurm_elastic.protocol.text.reasons import Reason
+from slurm_elastic.protocol.codes import Reason
 
 WAIT_S = SETTINGS.companion_wait_s
 

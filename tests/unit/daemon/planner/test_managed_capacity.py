@@ -18,8 +18,8 @@ from slurm_elastic.daemon.planner import Inputs, JobState, Plan, plan_round
 from slurm_elastic.daemon.planner.tables import Tables
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.db.rows import InUse, ResizeRow
+from slurm_elastic.protocol.codes import ResizeState
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
-from slurm_elastic.protocol.resize_state import ResizeState
 
 BASE, COMPANION = Piece(1, "base", ("n1",), 4, "a100"), Piece(101, "companion", ("n2", "n3"), 4, "a100")
 ADD = Shape(2, 4, 8, 4000, "a100", node_list=("n2", "n3"))

@@ -11,9 +11,9 @@ from slurm_elastic.daemon.planner.running.eligibility import running_job
 from slurm_elastic.daemon.planner.running.state import JobState
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.rows import InUse
+from slurm_elastic.protocol.codes import Reason
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.request import MECHANISMS
-from slurm_elastic.protocol.text.reasons import Reason
 
 ALL = "via=shrink+companion+component+requeue"
 

@@ -12,9 +12,8 @@ from store_records import resize_row
 from slurm_elastic.daemon.actions.refusals import Refusal
 from slurm_elastic.daemon.planner import JobState
 from slurm_elastic.db.rows import HostPair, InUse
-from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.codes import EventKind, Reason
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
-from slurm_elastic.protocol.text.reasons import Reason
 
 # --- what the reports say of a node --------------------------------------------------------------------------------
 

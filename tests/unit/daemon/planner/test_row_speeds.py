@@ -10,8 +10,8 @@ from slurm_elastic.daemon.planner.decision_record import speeds_of
 from slurm_elastic.daemon.planner.moves import Move, TargetSize
 from slurm_elastic.daemon.planner.tables import Tables
 from slurm_elastic.daemon.slurm.site import Site
+from slurm_elastic.protocol.codes import Reason
 from slurm_elastic.protocol.messages import Shape
-from slurm_elastic.protocol.text.reasons import Reason
 
 
 def moves() -> list[Move]:

@@ -32,7 +32,7 @@ from slurm_elastic.daemon.simulator.replay import simulate
 from slurm_elastic.daemon.simulator.traces.formats import TraceJob
 from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.db.rows import HostPair, Mark
-from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.codes import EventKind
 from slurm_elastic.protocol.messages import Resize
 
 NODES, GPUS = 6, 4

@@ -9,7 +9,7 @@ from plan_cases import SETTINGS, World, order, row, seen
 
 from slurm_elastic.daemon.models.cache import observation
 from slurm_elastic.daemon.planner.tables import Tables
-from slurm_elastic.protocol.text.reasons import Reason
+from slurm_elastic.protocol.codes import Reason
 
 
 def owned(world: World, job_id: int, node: str, user: str, account: str = "lab", **more: object) -> None:

@@ -22,9 +22,9 @@ from slurm_elastic.daemon.optimizer.policies import POLICIES, Policy
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.slurm.model import Job, Snapshot
 from slurm_elastic.db.rows import ProbeRow
+from slurm_elastic.protocol.codes import Reason
 from slurm_elastic.protocol.errors import SlurmRefused
 from slurm_elastic.protocol.messages import Report, Tried
-from slurm_elastic.protocol.text.reasons import Reason
 
 
 def kinds(world: World, job_id: int) -> list[str]:

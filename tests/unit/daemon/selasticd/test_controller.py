@@ -19,6 +19,7 @@ from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.protocol.answers.record import columns
 from slurm_elastic.protocol.answers.status import JobStatus
 from slurm_elastic.protocol.codec import VERSION
+from slurm_elastic.protocol.codes import ResizeState
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.messages import (
     ENDING,
@@ -30,7 +31,6 @@ from slurm_elastic.protocol.messages import (
     Resize,
     Unreached,
 )
-from slurm_elastic.protocol.resize_state import ResizeState
 
 
 def registration(*pieces: Piece, request: str = "") -> Registration:

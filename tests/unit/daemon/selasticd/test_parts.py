@@ -25,10 +25,9 @@ from slurm_elastic.daemon.selasticd.daemon import Daemon, Scheduler, expected_mb
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import DecisionRow, JobRow
+from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.errors import NotFound
-from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece, Report, Resize
-from slurm_elastic.protocol.resize_state import ResizeState
 
 # --- waiting for news ---------------------------------------------------------------------------------------------
 

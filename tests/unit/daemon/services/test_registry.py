@@ -19,8 +19,8 @@ from slurm_elastic.daemon.simulator.jobs import SimulationSettings, prepare
 from slurm_elastic.daemon.simulator.traces.formats import TraceJob
 from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.protocol.answers.history import PlanNote
+from slurm_elastic.protocol.codes import EventKind
 from slurm_elastic.protocol.errors import ConfigError
-from slurm_elastic.protocol.event_kind import EventKind
 
 asked: list[str] = []
 """What the toy asked of Slurm, and how often it was asked itself."""

@@ -18,9 +18,9 @@ from slurm_elastic.db.parts.observations import MOST
 from slurm_elastic.db.parts.reports import OFTEN
 from slurm_elastic.db.rows import BATCH, REQUEUE, ObservationRow
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.codes import ResizeState
 from slurm_elastic.protocol.errors import StoreError
 from slurm_elastic.protocol.messages import Piece, Resize
-from slurm_elastic.protocol.resize_state import ResizeState
 
 
 def test_observations_group_by_configuration(store: Store, url: str) -> None:

@@ -9,7 +9,7 @@ from past_resizes import DAY, STEPS, count, lives, sums
 from store_records import BASE, DECISION, JOB
 
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.codes import EventKind
 
 
 def test_a_job_that_ended_long_ago_keeps_its_sums_by_day_and_size(store: Store) -> None:

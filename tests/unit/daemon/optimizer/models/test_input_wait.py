@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.daemon.optimizer.models.configurations import of_points, together
-from slurm_elastic.daemon.optimizer.models.input_wait import AHEAD, AT_ONCE, LEAST, NONE, Input, input_of
-from slurm_elastic.daemon.optimizer.models.observation import Observation
+from slurm_elastic.daemon.optimizer.models.observation import AHEAD, AT_ONCE, LEAST, NONE, Input, Observation, input_of
+from slurm_elastic.daemon.optimizer.models.step_time import of_points, together
 from slurm_elastic.daemon.optimizer.models.throughput import fit, fit_many, throughputs_of
 
 TAU = 0.01

@@ -9,11 +9,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from slurm_elastic.daemon.optimizer.models.configurations import of_points, together
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.prior import ASSUMED
 from slurm_elastic.daemon.optimizer.models.residual import ACROSS, MOST
-from slurm_elastic.daemon.optimizer.models.step_time import parameters, step_time
+from slurm_elastic.daemon.optimizer.models.step_time import of_points, parameters, step_time, together
 from slurm_elastic.daemon.optimizer.models.straight_line import log_time
 from slurm_elastic.daemon.optimizer.models.throughput import (
     ThroughputModel,

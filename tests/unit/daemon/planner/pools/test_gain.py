@@ -8,7 +8,7 @@ import pytest
 from plan_cases import SETTINGS, World, row, seen
 
 from slurm_elastic.daemon.planner import JobState
-from slurm_elastic.protocol.text.reasons import Reason
+from slurm_elastic.protocol.codes import Reason
 
 
 def test_a_small_gain_moves_nobody() -> None:

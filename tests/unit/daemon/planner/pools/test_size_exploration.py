@@ -11,7 +11,7 @@ from plan_cases import NOW, World, closed, row, seen
 
 from slurm_elastic.daemon.planner.pools.size_exploration import won_s
 from slurm_elastic.daemon.planner.running.reports import Remaining
-from slurm_elastic.protocol.text.reasons import Reason
+from slurm_elastic.protocol.codes import Reason
 
 
 @pytest.mark.parametrize(("gain", "doubt"), [(1.4, 0.6), (0.8, 0.5), (1.1, 0.05), (2.0, 0.0), (0.7, 0.0)])

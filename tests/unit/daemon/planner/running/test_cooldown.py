@@ -12,9 +12,8 @@ from slurm_elastic.daemon.planner import JobState, decide
 from slurm_elastic.daemon.planner.running.cooldown import cooldown_s
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.rows import ResizeRow
+from slurm_elastic.protocol.codes import Reason, ResizeState
 from slurm_elastic.protocol.messages import Resize, Shape
-from slurm_elastic.protocol.resize_state import ResizeState
-from slurm_elastic.protocol.text.reasons import Reason
 
 
 def test_cooldown_holds_growth_back_but_not_waiting_jobs() -> None:

@@ -9,9 +9,9 @@ from store_records import resize_row
 
 from slurm_elastic.daemon.planner.running.eligibility import weight_of
 from slurm_elastic.db.rows import InUse
+from slurm_elastic.protocol.codes import Reason
 from slurm_elastic.protocol.messages import Piece, Resize
 from slurm_elastic.protocol.request import parse
-from slurm_elastic.protocol.text.reasons import Reason
 
 
 def test_a_weight_counts_as_far_as_the_site_allows() -> None:
