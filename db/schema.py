@@ -1,10 +1,14 @@
-"""The tables. What each record means is said in rows.py; how older databases come to them, in migrate.py.
+"""The tables, mostly with a column for each field of a record of rows.py, which says what it means. How older databases
+come to them is in migrate.py.
 
 Only types that SQLite, PostgreSQL and MariaDB all keep without loss: double precision for unix seconds, 64-bit
 integers for counters, JSON for what is shown and never searched.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_type_hints
 
 from sqlalchemy import (
     JSON,
@@ -23,7 +27,23 @@ from sqlalchemy import (
     text,
 )
 
-# Constraint names are fixed, so that a later migration can drop one on any database.
+from slurm_elastic.protocol.codec import or_none
+from slurm_elastic.protocol.messages import Report
+
+from .rows import (
+    AllocationRow,
+    CheckpointRow,
+    DecisionRow,
+    EventRow,
+    HostPair,
+    InUse,
+    JobRow,
+    PredictionRow,
+    PriorRow,
+    ProbeRow,
+)
+
+# Constraint names are fixed, so that a later upgrade can drop one on any database.
 metadata = MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -34,14 +54,45 @@ metadata = MetaData(
 )
 Serial = BigInteger().with_variant(Integer(), "sqlite")
 """SQLite numbers rows by itself only in a column that is exactly INTEGER."""
+LONGEST_REFUSAL = 1000
+_NAME = String(255)
+_TEXTS = {
+    **dict.fromkeys(("user", "account", "task_name", "program", "gpu_type", "host", "other", "mechanism"), _NAME),
+    **{"who": _NAME, "bottleneck_node": _NAME, "bottleneck": String(32), "mode": String(16)},
+    **{"reason": String(64), "state": String(64), "kind": String(64), "refusal": String(LONGEST_REFUSAL)},
+}
+"""How long a text may be, by its name; others: as long as it likes, and in no key."""
+_DEFAULTS = {"task_name": "''", "held_gpus": "0", "refusal": "''", "stalled_since": "0", "samples_left": "0"}
+"""Of columns that came later: what rows have that were there before."""
+_TYPES = {int: BigInteger, float: Double, bool: Boolean, str: Text}
 
 
-def _job() -> Column[int]:
-    return Column("job_id", BigInteger, ForeignKey("jobs.job_id", ondelete="CASCADE"), nullable=False)
+def _table(name: str, *columns: Column[Any], like: Any, key: Sequence[str] = (), **given: Any) -> Table:
+    """A table with a column for each field of a record, besides these, of the field's type, NULL where it may be None.
+    `key`: those of its primary key, in order. `given`: options of the table."""
+    hints, beside = get_type_hints(like), {column.name: column for column in columns}
+    found = [column for column in columns if column.name not in key]
+    for field in (*key, *(field for field in hints if field not in key and field not in beside)):
+        kind = or_none(hints[field]) or hints[field]
+        default = _DEFAULTS.get(field)
+        made = Column(
+            field,
+            _TEXTS.get(field, Text) if kind is str else _TYPES.get(kind, JSON),
+            nullable=kind is not hints[field],
+            primary_key=field in key,
+            autoincrement=False,
+            server_default=None if default is None else text(default),
+        )
+        found.append(beside.get(field, made))
+    return Table(name, metadata, *found, **given)
 
 
-def _job_key() -> Column[int]:
-    return Column("job_id", BigInteger, ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True)
+def _id() -> Column[int]:
+    return Column("id", Serial, primary_key=True)
+
+
+def _job(key: bool = False) -> Column[int]:
+    return Column("job_id", BigInteger, ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=key, nullable=False)
 
 
 REVISION = "0209"
@@ -66,31 +117,17 @@ lease = Table(
     Column("renewed", Double, nullable=False),
 )
 
-jobs = Table(
+jobs = _table(
     "jobs",
-    metadata,
     Column("job_id", BigInteger, primary_key=True, autoincrement=False),
-    Column("user", String(255), nullable=False),
-    Column("uid", BigInteger, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("account", String(255), nullable=False),
-    Column("partition", Text, nullable=False),
-    Column("request", Text, nullable=False),
-    Column("managed", Boolean, nullable=False),
-    Column("reason", String(64), nullable=False),
-    Column("detail", Text, nullable=False),
-    Column("submit_time", Double, nullable=False),
-    Column("start_time", Double),
-    Column("end_time", Double),
-    Column("state", String(64), nullable=False),
     # Slurm gives a running job an end time too (its limit), so the end of a job needs a word of its own.
     Column("ended", Boolean, nullable=False),
-    Column("task_name", String(255), nullable=False, server_default=text("''")),
     Column("held_gpus", Integer, nullable=False, server_default="0"),
+    like=JobRow,
 )
 Index(None, jobs.c.ended)
 
-pins = Table("pins", metadata, _job_key(), Column("gpus", BigInteger, nullable=False))
+pins = Table("pins", metadata, _job(key=True), Column("gpus", BigInteger, nullable=False))
 
 tokens = Table(
     "tokens",
@@ -102,81 +139,29 @@ tokens = Table(
 )
 Index(None, tokens.c.job_id)
 
-LONGEST_REFUSAL = 1000
-in_use = Table(
-    "in_use",
-    metadata,
-    _job_key(),
-    Column("generation", BigInteger, nullable=False),
-    Column("pieces", JSON, nullable=False),
-    Column("batch", BigInteger, nullable=False),
-    Column("since", Double, nullable=False),
-    Column("registered_at", Double, nullable=False),
-    Column("refusal", String(LONGEST_REFUSAL), nullable=False, server_default=text("''")),
-    Column("stalled_since", Double, nullable=False, server_default=text("0")),
-)
+in_use = _table("in_use", _job(key=True), like=InUse)
 
-allocations = Table(
+allocations = _table(
     "allocations",
-    metadata,
-    Column("id", Serial, primary_key=True),
+    _id(),
     _job(),
-    Column("generation", BigInteger, nullable=False),
-    Column("start", Double, nullable=False),
-    Column("end", Double),
-    Column("gpus", BigInteger, nullable=False),
-    Column("nodes", BigInteger, nullable=False),
-    Column("node_list", Text, nullable=False),
-    Column("batch", BigInteger, nullable=False),
-    Column("samples", BigInteger, nullable=False),
-    Column("steps", BigInteger, nullable=False),
-    Column("pause_s", Double, nullable=False),
-    Column("reason", String(64), nullable=False),
-    Column("resize", BigInteger, nullable=False),
     # The training's counters when the row began; NULL until they are known.
     Column("first_step", BigInteger),
     Column("first_samples", BigInteger),
+    like=AllocationRow,
     sqlite_autoincrement=True,
 )
 Index(None, allocations.c.job_id, allocations.c.start)
 Index(None, allocations.c.start)
 
 # No number of its own: the key keeps a re-sent report from counting twice, and saves an index.
-reports = Table(
-    "reports",
-    metadata,
-    _job_key(),
-    Column("at", Double, primary_key=True),
-    Column("generation", BigInteger, primary_key=True, autoincrement=False),
-    Column("step", BigInteger, primary_key=True, autoincrement=False),
-    Column("gpus", BigInteger, nullable=False),
-    Column("nodes", BigInteger, nullable=False),
-    Column("batch", BigInteger, nullable=False),
-    Column("micro_batch", BigInteger, nullable=False),
-    Column("accumulation", BigInteger, nullable=False),
-    Column("steps", BigInteger, nullable=False),
-    Column("step_time_median_s", Double, nullable=False),
-    Column("step_time_p90_s", Double, nullable=False),
-    Column("samples_per_s", Double, nullable=False),
-    Column("samples", BigInteger, nullable=False),
-    Column("epoch", BigInteger, nullable=False),
-    Column("noise_scale", Double, nullable=False),
-    Column("input_wait_share", Double, nullable=False),
-    Column("memory_peak_mb", Double, nullable=False),
-    Column("comm_share", Double, nullable=False),
-    Column("bottleneck", String(32), nullable=False),
-    Column("bottleneck_share", Double, nullable=False),
-    Column("bottleneck_rank", BigInteger, nullable=False),
-    Column("bottleneck_node", String(255), nullable=False),
-    Column("samples_left", BigInteger, nullable=False, server_default="0"),
-    sqlite_with_rowid=False,
-)
+reports = _table("reports", _job(key=True), like=Report, key=("at", "generation", "step"), sqlite_with_rowid=False)
 Index(None, reports.c.at)
 
 rollups = Table(
     "rollups",
     metadata,
-    _job_key(),
+    _job(key=True),
     # Start of the hour that the reports fell into.
     Column("hour", BigInteger, primary_key=True, autoincrement=False),
     Column("gpus", BigInteger, primary_key=True, autoincrement=False),
@@ -198,39 +183,21 @@ rollups = Table(
 summaries = Table(
     "summaries",
     metadata,
-    _job_key(),
+    _job(key=True),
     Column("until", Double, nullable=False),
     # When the oldest report was made that it holds by itself: it ends with that.
     Column("oldest", Double, nullable=False),
     Column("seen", LargeBinary(1 << 24), nullable=False),
 )
 
-decisions = Table(
-    "decisions",
-    metadata,
-    Column("id", Serial, primary_key=True),
-    _job(),
-    Column("at", Double, nullable=False),
-    Column("gpus_from", BigInteger, nullable=False),
-    Column("gpus_to", BigInteger, nullable=False),
-    Column("batch_from", BigInteger, nullable=False),
-    Column("batch_to", BigInteger, nullable=False),
-    Column("reason", String(64), nullable=False),
-    Column("value", Double),
-    Column("gain", Double),
-    Column("evidence", JSON, nullable=False),
-    Column("alternatives", JSON, nullable=False),
-    Column("mechanism", String(255), nullable=False),
-    Column("mode", String(16), nullable=False),
-    sqlite_autoincrement=True,
-)
+decisions = _table("decisions", _id(), _job(), like=DecisionRow, sqlite_autoincrement=True)
 Index(None, decisions.c.job_id, decisions.c.id)
 Index(None, decisions.c.at)
 
 resizes = Table(
     "resizes",
     metadata,
-    Column("id", Serial, primary_key=True),
+    _id(),
     _job(),
     # The job while the resize is open, NULL afterwards: unique, so a job has one open resize on every database.
     Column("open_job", BigInteger, unique=True),
@@ -251,92 +218,32 @@ resizes = Table(
 Index(None, resizes.c.job_id, resizes.c.id)
 
 # Bound to no job: the record of what was done outlives it, and job 0 is the daemon itself.
-events = Table(
-    "events",
-    metadata,
-    Column("id", Serial, primary_key=True),
-    Column("job_id", BigInteger, nullable=False),
-    Column("at", Double, nullable=False),
-    Column("kind", String(64), nullable=False),
-    Column("who", String(255), nullable=False),
-    Column("detail", JSON, nullable=False),
-    sqlite_autoincrement=True,
-)
+events = _table("events", _id(), like=EventRow, sqlite_autoincrement=True)
 Index(None, events.c.job_id, events.c.id)
 Index(None, events.c.at)
 
 # Hosts that did not reach each other, in the order of their names.
-host_pairs = Table(
-    "host_pairs",
-    metadata,
-    Column("user", String(255), primary_key=True),
-    Column("host", String(255), primary_key=True),
-    Column("other", String(255), primary_key=True),
-    Column("address", Text, nullable=False),
-    Column("failures", BigInteger, nullable=False),
-    Column("last_at", Double, nullable=False),
-)
+host_pairs = _table("host_pairs", like=HostPair, key=("user", "host", "other"))
 
 # What `selastic probe` found in each partition; of user "" for everybody's jobs.
-probes = Table(
-    "probes",
-    metadata,
-    Column("user", String(255), primary_key=True),
-    Column("partition", String(255), primary_key=True),
-    Column("at", Double, nullable=False),
-    Column("tried", JSON, nullable=False),
-)
+probes = _table("probes", Column("partition", _NAME, primary_key=True), like=ProbeRow, key=("user", "partition"))
 
 # What a job ran and on which kind of GPU, so that the next run of it need not start from nothing.
 programs = Table(
     "programs",
     metadata,
-    _job_key(),
+    _job(key=True),
     Column("program", String(255), nullable=False),
     Column("gpu_type", String(255), nullable=False),
 )
 
 # Learned from the history; ("", "") is the whole cluster's.
-priors = Table(
-    "priors",
-    metadata,
-    Column("id", Serial, primary_key=True),
-    Column("program", String(255), nullable=False),
-    Column("gpu_type", String(255), nullable=False),
-    Column("learned_at", Double, nullable=False),
-    Column("runs", BigInteger, nullable=False),
-    Column("prior", JSON, nullable=False),
-)
+priors = _table("priors", _id(), like=PriorRow)
 
 # The last checkpoint whose cost a job's supervisor has said.
-checkpoints = Table(
-    "checkpoints",
-    metadata,
-    _job_key(),
-    Column("at", Double, nullable=False),
-    Column("megabytes", Double, nullable=False),
-    Column("pause_s", Double, nullable=False),
-    Column("write_s", Double, nullable=False),
-    Column("every_s", Double, nullable=False),
-    Column("node_failure_s", Double, nullable=False),
-)
+checkpoints = _table("checkpoints", _job(key=True), like=CheckpointRow)
 
 # What the model of a resize said of a size that had not been measured, and what was measured there afterwards.
-predictions = Table(
-    "predictions",
-    metadata,
-    Column("id", Serial, primary_key=True),
-    _job(),
-    Column("at", Double, nullable=False),
-    Column("program", String(255), nullable=False),
-    Column("gpu_type", String(255), nullable=False),
-    Column("gpus", BigInteger, nullable=False),
-    Column("nodes", BigInteger, nullable=False),
-    Column("batch", BigInteger, nullable=False),
-    Column("predicted", Double, nullable=False),
-    Column("doubt", Double, nullable=False),
-    Column("observed", Double, nullable=False),
-    sqlite_autoincrement=True,
-)
+predictions = _table("predictions", _id(), _job(), like=PredictionRow, sqlite_autoincrement=True)
 Index(None, predictions.c.job_id)
 Index(None, predictions.c.at)

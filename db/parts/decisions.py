@@ -140,7 +140,7 @@ class Events(StorePart):
         query = select(_EVENTS).where(_EVENTS.c.job_id == job_id).order_by(_EVENTS.c.id.desc()).limit(limit)
         with self._db.read() as connection:
             rows = connection.execute(query).all()
-        return [EventRow(r.id, r.job_id, r.at, r.kind, r.who, r.detail) for r in reversed(rows)]
+        return [record(EventRow, row) for row in reversed(rows)]
 
     def last(self, job_ids: Collection[int], kind: EventKind) -> dict[int, EventRow]:
         """The last event of this kind of each of these jobs, by job id; of those that have one."""
@@ -150,7 +150,7 @@ class Events(StorePart):
             newest = select(func.max(_EVENTS.c.id)).where(some).group_by(_EVENTS.c.job_id)
             with self._db.read() as connection:
                 rows = connection.execute(select(_EVENTS).where(_EVENTS.c.id.in_(newest))).all()
-            found |= {r.job_id: EventRow(r.id, r.job_id, r.at, r.kind, r.who, r.detail) for r in rows}
+            found |= {row.job_id: record(EventRow, row) for row in rows}
         return found
 
 
