@@ -1,9 +1,19 @@
-"""The next actions for every elastic job: releases, orphans, resizes that came to an end or to nothing. Pure.
+"""The next actions for every elastic job: releases, orphans, resizes that came to an end or to nothing; and which
+resizes are given up because somebody else has got their nodes, or Slurm keeps their companions waiting. Pure.
 
-Level-triggered: each call looks at what Slurm holds, what the supervisor says it trains on, and the one open resize;
-it never relies on having seen an event, and acting twice on the same answer is harmless. What Slurm holds for a job
-that its supervisor does not use and no open resize adds is released. Limit: it believes the snapshot it is given, so it
-must not be called with one that failed.
+Level-triggered: each call looks at what Slurm holds, what the supervisor says it trains on, and the one open resize; it
+never relies on having seen an event, and acting twice on the same answer is harmless. What Slurm holds for a job that
+its supervisor does not use and no open resize adds is released. Limit: it believes the snapshot it is given, so it must
+not be called with one that failed.
+
+A companion is asked for on nodes that were free; whoever was quicker has them now, and it would wait out its time for
+nothing. So would the workers of one that is suspended while they warm up. Limit: judged is what the plan judged (GPUs,
+cores, memory, whether the node takes work).
+
+A companion that Slurm keeps waiting for something else than nodes is withdrawn in the round in which Slurm says so.
+Where the limits of the site, read anew, explain it, the job grows again at once as far as they allow; where they do not
+(a limit that is not known, a node that is gone), not before its backoff. One whose nodes another job is to get before
+it would end may wait: its supervisor gives it less time. Limit: Slurm gives one reason of perhaps several.
 """
 
 from __future__ import annotations
@@ -13,10 +23,16 @@ from types import MappingProxyType
 
 from slurm_elastic.db.rows import InUse, ResizeRow
 from slurm_elastic.protocol.codes import ResizeState
+from slurm_elastic.protocol.records import record
 
 from ..actions.action import Action, Close
-from ..capacity.roster import ElasticJob, Roster, RunningPiece
+from ..capacity.ledger import Amount, free, per_node
+from ..capacity.pending_jobs import RESOURCE_REASONS, unlisted_gpus
+from ..capacity.roster import ElasticJob, Roster, RunningPiece, companion_tag
 from ..capacity.shrink_options import Unit, units_of
+from ..capacity.slurm_limits import LimitUsage, charged
+from ..slurm.model import Job, Snapshot
+from ..slurm.site import Site
 from .registry import COMPANION, carrier, dropping, stuck
 from .timeouts import Bounds
 
@@ -33,7 +49,7 @@ def next_actions(
 ) -> list[Action]:
     """What to do now, in the order in which to do it; at most one action per Slurm job.
 
-    `resizes`: the open ones. `unused_since`: see `unused`. `overtaken`: see the module of that name. `kept_whole`: why
+    `resizes`: the open ones. `unused_since`: see `unused`. `overtaken`: what `overtaken` gives. `kept_whole`: why
     no Slurm job of an elastic job is asked to give up single nodes, by job id.
     """
     actions: list[Action] = []
@@ -179,3 +195,98 @@ def _base_in_use(job: ElasticJob, use: InUse) -> bool:
 
 def _base_of(name: str) -> int:
     return int(name.removeprefix("selastic-"))
+
+
+NOTHING = Amount()
+
+
+def overtaken(snapshot: Snapshot, roster: Roster, resizes: Iterable[ResizeRow]) -> dict[int, str]:
+    """By resize, why it is to be given up: a node that it waits for is lost. Only while that does no harm."""
+    found = {}
+    for resize in resizes:
+        job = roster.elastic.get(resize.job_id)
+        if job is None or not job.running:
+            continue
+        own = _own(job) if carrier(resize.message).restarts else {}
+        if resize.state in (ResizeState.GRANTED, ResizeState.READY) and (stopped := _stopped(snapshot, job, resize)):
+            found[resize.id] = f"its companion {stopped} was suspended"
+            continue
+        for node, need in _awaited(job, resize):
+            if _gone(snapshot, node, need, own.get(node, NOTHING)):
+                found[resize.id] = f"node {node} is no longer free"
+                break
+    return found
+
+
+def _awaited(job: ElasticJob, resize: ResizeRow) -> list[tuple[str, Amount]]:
+    """The nodes that a resize waits for, and what it needs on each."""
+    return [
+        (node, Amount(shape.gpus_per_node, shape.cpus_per_node, shape.mem_mb_per_node))
+        for shape in carrier(resize.message).awaits(job, resize)
+        for node in shape.node_list
+    ]
+
+
+def _stopped(snapshot: Snapshot, of: ElasticJob, resize: ResizeRow) -> int:
+    """A companion of it that is suspended; 0: none."""
+    for job in snapshot.jobs.values():
+        tag = companion_tag(job) if job.state == "SUSPENDED" and job.uid == of.base.uid else None
+        if tag is not None and (tag.base, tag.resize) == (resize.job_id, resize.id):
+            return job.job_id
+    return 0
+
+
+def _own(job: ElasticJob) -> Mapping[str, Amount]:
+    """What the job gives back, by node, when it starts again."""
+    found: dict[str, Amount] = {}
+    for held in job.held:
+        for node in held.piece.nodes:
+            found[node] = found.get(node, NOTHING) + per_node(held.job)
+    return found
+
+
+def _gone(snapshot: Snapshot, name: str, need: Amount, own: Amount) -> bool:
+    node = snapshot.nodes.get(name)
+    if node is None or not node.schedulable:
+        return True
+    # Jobs are read a moment before nodes: what no job there holds may be the very companion, just granted.
+    return not (free(node) + own).covers(need) and name not in unlisted_gpus(snapshot)
+
+
+@record(frozen=True, slots=True)
+class KeptWaiting:
+    """A resize whose companion waits in vain."""
+
+    resize: ResizeRow
+    companion: Job
+
+    def actions(self, snapshot: Snapshot, site: Site) -> list[Action]:
+        """How it ends. `site`: as it is now."""
+        usage = LimitUsage(site, snapshot.jobs.values(), snapshot.at)
+        explained = usage.lacks(charged(self.companion), usage.of(self.companion)) != {}
+        state = ResizeState.OVERTAKEN if explained else ResizeState.WITHDRAWN
+        why = f"Slurm keeps companion {self.companion.job_id} waiting: {self.companion.reason}"
+        close = Close(self.resize.job_id, self.resize.id, state, why)
+        return [*COMPANION.undo(self.resize.job_id, (self.companion.job_id,), why), close]
+
+
+def kept_waiting(roster: Roster, resizes: Iterable[ResizeRow], but: Collection[int] = ()) -> list[KeptWaiting]:
+    """One for each such resize. `but`: resizes that are given up already."""
+    found = []
+    for resize in resizes:
+        job = roster.elastic.get(resize.job_id)
+        if job is None or resize.id in but or resize.state != ResizeState.SUBMITTED:
+            continue
+        own = (asked for asked, tag in job.queued if tag.resize == resize.id)
+        late = next((asked for asked in own if not _for_nodes(asked.reason)), None)
+        if late is not None:
+            found.append(KeptWaiting(resize, late))
+    return found
+
+
+def _for_nodes(reason: str) -> bool:
+    return reason in RESOURCE_REASONS or reason == _PLANNED or reason.startswith(f"{_PLANNED}, UnavailableNodes:")
+
+
+_PLANNED = "ReqNodeNotAvail"
+"""What Slurm says of a companion that must get nodes planned for another job; a node that is down is `overtaken`."""

@@ -28,9 +28,7 @@ from ..capacity.ledger import held_but_idle
 from ..capacity.pending_jobs import by_node, lasting
 from ..capacity.roster import Roster
 from ..capacity.shrink_options import Unit
-from ..mechanisms.kept_waiting import kept_waiting
-from ..mechanisms.overtaken import overtaken
-from ..mechanisms.reconcile import next_actions, unused
+from ..mechanisms.reconcile import kept_waiting, next_actions, overtaken, unused
 from ..mechanisms.timeouts import Bounds
 from ..models.costs import Costs
 from ..models.priors import Priors

@@ -8,7 +8,7 @@ from store_records import resize_row
 
 from slurm_elastic.daemon.actions.action import Action, Cancel, Close
 from slurm_elastic.daemon.capacity.roster import sort_jobs
-from slurm_elastic.daemon.mechanisms.kept_waiting import kept_waiting
+from slurm_elastic.daemon.mechanisms.reconcile import kept_waiting
 from slurm_elastic.daemon.slurm.accounting import SlurmLimit
 from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
