@@ -2,7 +2,7 @@
 every client's requests are made from it.
 
 Promise: a parameter, its type, its bounds and its default are written here and nowhere else. Limit: standard library
-only; what an address answers beyond the messages is a record of the daemon's (daemon/reports/answers.py).
+only; what an address answers beyond the messages is a record (protocol/answers/by_route.py).
 """
 
 from __future__ import annotations
