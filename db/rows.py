@@ -5,14 +5,16 @@ Times are unix seconds. A row is a value: it does not follow later changes of th
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 from slurm_elastic.protocol.codec import decode
 from slurm_elastic.protocol.codes import ResizeState
-from slurm_elastic.protocol.messages import Piece, Resize, ResizeTarget, Shape, Tried
+from slurm_elastic.protocol.messages import Piece, Resize, ResizeTarget, Tried
 from slurm_elastic.protocol.records import record
 
+T = TypeVar("T")
 REQUEUE, BATCH, COMPANION_ENDS = "requeue", "batch", "companion_ends"
 """Reasons of resizes of their own kinds: the job starts again, only its batch is new, a companion's time is over."""
 Mark = tuple[int, int, int, int, str, str, str]
@@ -249,11 +251,12 @@ class ResizeRow(ResizeTarget):
     @classmethod
     def issued(cls, target: ResizeTarget, at: float) -> ResizeRow:
         """The resize that begins at this time."""
-        return _row(target, ResizeState.ISSUED, ((ResizeState.ISSUED, at),))
+        values = {item.name: getattr(target, item.name) for item in fields(ResizeTarget)}
+        return cls(**values, state=ResizeState.ISSUED, phases=((ResizeState.ISSUED, at),))
 
     def come_to(self, state: ResizeState, at: float, detail: str = "") -> ResizeRow:
         """The resize once it is in this state."""
-        return _row(self, state, (*self.phases, (state, at)), detail)
+        return replace(self, state=state, phases=(*self.phases, (state, at)), detail=detail)
 
     @property
     def open(self) -> bool:
@@ -273,15 +276,6 @@ class ResizeRow(ResizeTarget):
         return Resize(self.id, self.job_id, self.keep, self.add, self.gpus, self.batch, self.reason, self.wait_s)
 
 
-def _row(
-    target: ResizeTarget, state: ResizeState, phases: tuple[tuple[ResizeState, float], ...], detail: str = ""
-) -> ResizeRow:
-    return ResizeRow(
-        *(target.id, target.job_id, target.keep, target.add, target.gpus, target.batch, target.reason, target.wait_s),
-        *(state, phases, detail),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class EventRow:
     """One thing done to a job: appended, never changed."""
@@ -298,21 +292,11 @@ class EventRow:
 # --- pieces and shapes as JSON values; the messages' strict decoder refuses a damaged one -----------------------
 
 
-def pieces_out(pieces: tuple[Piece, ...]) -> list[dict[str, Any]]:
-    """Pieces as JSON values; tuples become lists, as they come back."""
-    return [{**asdict(piece), "nodes": list(piece.nodes)} for piece in pieces]
+def records_out(records: Sequence[Any]) -> list[dict[str, Any]]:
+    """Records as JSON values; tuples become lists, as they come back."""
+    return [{name: list(v) if isinstance(v, tuple) else v for name, v in asdict(one).items()} for one in records]
 
 
-def pieces_in(value: Any) -> tuple[Piece, ...]:
-    """The reverse of `pieces_out`."""
-    return tuple(decode(Piece, item, "stored piece") for item in value)
-
-
-def shapes_out(shapes: tuple[Shape, ...]) -> list[dict[str, Any]]:
-    """Shapes as JSON values."""
-    return [{**asdict(shape), "node_list": list(shape.node_list)} for shape in shapes]
-
-
-def shapes_in(value: Any) -> tuple[Shape, ...]:
-    """The reverse of `shapes_out`."""
-    return tuple(decode(Shape, item, "stored shape") for item in value)
+def records_in(kind: type[T], value: Any) -> tuple[T, ...]:
+    """The reverse of `records_out`."""
+    return tuple(decode(kind, item, f"stored {kind.__name__}") for item in value)

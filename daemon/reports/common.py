@@ -75,9 +75,6 @@ def visible_job(store: Store, job_id: int, viewer: Viewer) -> JobRow:
     return job
 
 
-if TYPE_CHECKING:
-    from slurm_elastic.db.store import Store
-
 UNNAMED = "too few would be left for waiting jobs to start"
 """Stands for a reason that names jobs which are hidden."""
 Alternatives = tuple[Alternative, ...]

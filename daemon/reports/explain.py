@@ -10,7 +10,21 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
-from slurm_elastic.protocol.answers.explain import Alternative, Evidence
+from slurm_elastic.protocol.answers.explain import (
+    AddedNodes,
+    Alternative,
+    Checkpoints,
+    Decision,
+    Evidence,
+    Explain,
+    ExplainedJob,
+    HostsApart,
+    Measurement,
+    OpenResize,
+    PastResize,
+    Refused,
+    ResizeProgress,
+)
 from slurm_elastic.protocol.answers.record import made_from, read, read_all, reason_text
 from slurm_elastic.protocol.codes import EventKind, ResizeState
 
@@ -21,19 +35,7 @@ from .status import job_row
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import DecisionRow, JobRow, ObservationRow, ResizeRow
     from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.answers.explain import (
-    AddedNodes,
-    Checkpoints,
-    Decision,
-    Explain,
-    ExplainedJob,
-    HostsApart,
-    Measurement,
-    OpenResize,
-    PastResize,
-    Refused,
-    ResizeProgress,
-)
+
 
 R = TypeVar("R")
 

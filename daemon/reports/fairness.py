@@ -20,6 +20,10 @@ from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.answers.history import Fairness
 from slurm_elastic.protocol.errors import RequestError
 
+if TYPE_CHECKING:
+    from slurm_elastic.db.rows import AllocationRow, JobRow
+
+
 K = TypeVar("K")
 Span = tuple[str, float, float]
 """A group's job, from when to when."""
@@ -197,9 +201,6 @@ class ShareOfGpus:
         """The same of GPUs."""
         return jain([each.gpus / each.equal_gpus for each in self._sums.values()])
 
-
-if TYPE_CHECKING:
-    from slurm_elastic.db.rows import AllocationRow, JobRow
 
 Speeds = Sequence[tuple[int, float]]
 """(GPUs, samples a second) in ascending order; empty: not known."""

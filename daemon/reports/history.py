@@ -23,7 +23,7 @@ from slurm_elastic.protocol.errors import NotAllowed
 from .common import Viewer, may_see, visible_job
 
 if TYPE_CHECKING:
-    from slurm_elastic.db.rows import AllocationRow, JobRow
+    from slurm_elastic.db.rows import AllocationRow, DecisionRow, JobRow, PredictionRow
     from slurm_elastic.db.store import Store
 
 
@@ -92,10 +92,6 @@ def _row(allocation: AllocationRow, job: JobRow, viewer: Viewer, state: str, now
     )
 
 
-if TYPE_CHECKING:
-    from slurm_elastic.db.rows import PredictionRow
-    from slurm_elastic.db.store import Store
-
 LAST = 5000
 """Predictions that are looked back at."""
 
@@ -139,11 +135,6 @@ def _error(row: PredictionRow) -> float:
 
 def _inside(row: PredictionRow) -> float:
     return float(abs(math.log(row.observed / row.predicted)) <= QUANTILE * row.doubt)
-
-
-if TYPE_CHECKING:
-    from slurm_elastic.db.rows import DecisionRow, JobRow
-    from slurm_elastic.db.store import Store
 
 
 def events(store: Store, job_id: int, viewer: Viewer, limit: int = 1000) -> Events:

@@ -15,12 +15,6 @@ from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol.answers.explain import Evidence, RoomFor
 from slurm_elastic.protocol.answers.record import made_from, read, reason_text
-
-from .common import Viewer, may_see
-
-if TYPE_CHECKING:
-    from slurm_elastic.db.rows import DecisionRow, JobRow
-    from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers.review import (
     ClusterReview,
     JobReview,
@@ -29,6 +23,12 @@ from slurm_elastic.protocol.answers.review import (
     ReviewFigures,
     WaitingReview,
 )
+
+from .common import Viewer, may_see
+
+if TYPE_CHECKING:
+    from slurm_elastic.db.rows import DecisionRow, JobRow
+    from slurm_elastic.db.store import Store
 
 
 @dataclass(slots=True)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from slurm_elastic.db.rows import HostPair
     from slurm_elastic.db.store import Store
 
+    from .common import Viewer
+
 
 def hosts(store: Store, viewer: Viewer, now: float) -> PairsOfHosts:
     """Those that the viewer may see."""
@@ -43,12 +45,6 @@ def clear(store: Store, viewer: Viewer, host: str, other: str, now: float) -> Cl
 def _row(pair: HostPair, now: float) -> PairOfHosts:
     until = left_out_until(pair)
     return made_from(PairOfHosts, pair, again_at=until if until > now else None)
-
-
-if TYPE_CHECKING:
-    from slurm_elastic.db.store import Store
-
-    from .common import Viewer
 
 
 def findings(partition: str, user: str, at: float, tried: Iterable[Tried]) -> tuple[Finding, ...]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.answers.explain import Evidence
 from slurm_elastic.protocol.answers.record import made_from, read, reason_text, redacted
+from slurm_elastic.protocol.answers.status import HeldPiece, JobStatus
 from slurm_elastic.protocol.codes import Reason, bottleneck_text
 from slurm_elastic.protocol.errors import RequestError
 from slurm_elastic.protocol.messages import Piece, Report
@@ -24,7 +25,6 @@ from .common import Viewer, known_job, may_see, visible_job
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import DecisionRow, InUse, JobRow, ResizeRow
     from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.answers.status import HeldPiece, JobStatus
 
 
 class LastKnown(NamedTuple):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.answers.explain import Evidence
+from slurm_elastic.protocol.answers.history import CapacityPoint, CurvePoint, Usage, UsageJob
 from slurm_elastic.protocol.answers.record import made_from, read
 from slurm_elastic.protocol.errors import RequestError
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from ..optimizer.models.prior import Prior
     from ..optimizer.models.throughput import ThroughputModel
-from slurm_elastic.protocol.answers.history import CapacityPoint, CurvePoint, Usage, UsageJob
+
 
 MOST_POINTS = 48
 """Sizes at which a curve is given."""

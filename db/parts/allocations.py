@@ -18,7 +18,7 @@ from slurm_elastic.protocol.messages import Piece
 
 from .. import schema
 from ..engine import Database
-from ..rows import BATCH, COMPANION_ENDS, REQUEUE, AllocationRow, InUse, pieces_in, pieces_out
+from ..rows import BATCH, COMPANION_ENDS, REQUEUE, AllocationRow, InUse, records_in, records_out
 from .base import Ended, Many, StorePart, record, upsert
 
 _ROWS = schema.allocations
@@ -121,7 +121,7 @@ class Allocations(StorePart):
         """
         with self._changing(job_id), self._db.write() as connection:
             before = connection.execute(select(schema.in_use).where(schema.in_use.c.job_id == job_id)).first()
-            value = pieces_out(pieces)
+            value = records_out(pieces)
             same = before is not None and (before.generation, before.pieces, before.batch) == (generation, value, batch)
             since = before.since if same and before is not None else at
             if refusal is None:
@@ -244,17 +244,10 @@ class Allocations(StorePart):
                 found[row.job_id] = (*found.get(row.job_id, ()), row.start)
         return found
 
-    def mean_pause(self, job_id: int) -> float | None:
-        """Mean measured pause of the job's resizes but those below, in seconds; None: it has had none."""
-        return self._means(job_id).get("")
-
-    def mean_requeue(self, job_id: int) -> float | None:
-        """The same of its resizes by requeue."""
-        return self._means(job_id).get(REQUEUE)
-
-    def mean_batch_pause(self, job_id: int) -> float | None:
-        """The same of those of its batch alone."""
-        return self._means(job_id).get(BATCH)
+    def mean_pause(self, job_id: int, kind: str = "") -> float | None:
+        """Mean measured pause of the job's resizes, in seconds: by requeue (REQUEUE), of its batch alone (BATCH), or
+        all others; None: it has had none."""
+        return self._means(job_id).get(kind)
 
     def _means(self, job_id: int) -> dict[str, float]:
         """Mean pause of the resizes of each kind that it has had: REQUEUE, BATCH, and "" for all others."""
@@ -303,7 +296,7 @@ def _counted(pieces: tuple[Piece, ...]) -> dict[str, int | str]:
 
 
 def _in_use(row: Row[Any]) -> InUse:
-    who = row.job_id, row.generation, pieces_in(row.pieces), row.batch
+    who = row.job_id, row.generation, records_in(Piece, row.pieces), row.batch
     return InUse(*who, row.since, row.registered_at, row.refusal, row.stalled_since)
 
 

@@ -15,12 +15,12 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 
 from slurm_elastic.protocol.codes import ResizeState
 from slurm_elastic.protocol.errors import NotFound, StoreError
-from slurm_elastic.protocol.messages import Resize
+from slurm_elastic.protocol.messages import Piece, Resize, Shape
 
 from .. import schema
 from ..clock import steady_now
 from ..engine import Database
-from ..rows import BATCH, ResizeRow, pieces_in, pieces_out, shapes_in, shapes_out
+from ..rows import BATCH, ResizeRow, records_in, records_out
 from .base import Ended, StorePart, blames_a_record, record
 
 _ROWS = schema.resizes
@@ -228,12 +228,12 @@ def _free(connection: Connection, resizes: Sequence[Resize]) -> tuple[list[Resiz
 def _issued(resize: Resize, number: int, at: float) -> dict[str, Any]:
     """The row of a resize that begins."""
     values: dict[str, Any] = {name: getattr(resize, name) for name in ("job_id", "gpus", "batch", "reason", "wait_s")}
-    values |= {"keep": pieces_out(resize.keep), "add": shapes_out(resize.add)}
+    values |= {"keep": records_out(resize.keep), "add": records_out(resize.add)}
     values |= {"id": number, "open_job": resize.job_id, "detail": ""}
     return values | {"state": ResizeState.ISSUED.value, "phases": [[ResizeState.ISSUED.value, at]]}
 
 
 def _row(row: Row[Any]) -> ResizeRow:
     phases = tuple((ResizeState(state), at) for state, at in row.phases)
-    pieces, shapes = pieces_in(row.keep), shapes_in(row.add)
+    pieces, shapes = records_in(Piece, row.keep), records_in(Shape, row.add)
     return replace(record(ResizeRow, row), keep=pieces, add=shapes, state=ResizeState(row.state), phases=phases)

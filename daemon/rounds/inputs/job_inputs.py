@@ -10,7 +10,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
-from slurm_elastic.db.rows import InUse, ResizeRow
+from slurm_elastic.db.rows import BATCH, REQUEUE, InUse, ResizeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codes import EventKind, ResizeState
 
@@ -77,8 +77,8 @@ class JobInputs:
                 model=models.get(job_id),
                 unfitted=self._fitted.unfitted.get(job_id, ""),
                 pause_s=store.allocations.mean_pause(job_id),
-                requeue_s=store.allocations.mean_requeue(job_id),
-                batch_pause_s=store.allocations.mean_batch_pause(job_id),
+                requeue_s=store.allocations.mean_pause(job_id, REQUEUE),
+                batch_pause_s=store.allocations.mean_pause(job_id, BATCH),
                 likely_pause_s=likely.get(job_id),
                 likely_requeue_s=requeued.get(job_id),
                 reference=self._registry.reference(job_id),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection
 from store_records import BASE, COMPANION, DECISION, JOB, RESIZE, report
 
-from slurm_elastic.db.rows import pieces_in, pieces_out, shapes_in, shapes_out
+from slurm_elastic.db.rows import records_in, records_out
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.errors import NotFound, StoreError
@@ -401,7 +401,7 @@ def test_the_last_event_of_a_kind(store: Store) -> None:
 @given(st.lists(pieces).map(tuple), st.lists(shapes).map(tuple))
 def test_pieces_and_shapes_come_back_as_they_were(held: tuple[Piece, ...], asked: tuple[Shape, ...]) -> None:
     """No field of what is kept and added is lost in the database."""
-    assert pieces_in(pieces_out(held)) == held and shapes_in(shapes_out(asked)) == asked
+    assert records_in(Piece, records_out(held)) == held and records_in(Shape, records_out(asked)) == asked
 
 
 def test_what_belongs_to_an_unknown_job_is_refused(store: Store) -> None:

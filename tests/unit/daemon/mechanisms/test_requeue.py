@@ -288,7 +288,7 @@ def test_a_pin_below_a_node_is_reached_by_requeue(tmp_path: Path) -> None:
     row = world.store.allocations.rows(job.job_id)[-1]
     assert row.reason == REQUEUE and row.pause_s > 0 and row.gpus == 2
     assert (
-        world.store.allocations.mean_requeue(job.job_id) == row.pause_s
+        world.store.allocations.mean_pause(job.job_id, REQUEUE) == row.pause_s
         and world.store.allocations.mean_pause(job.job_id) != row.pause_s
     )
 

@@ -197,8 +197,10 @@ def test_what_is_remembered_of_resizes_and_pauses_is_what_is_stored(tmp_path: Pa
                     assert store.resizes.of(job_id) == fresh.resizes.of(job_id)
                     assert store.resizes.last_closed(job_id) == fresh.resizes.last_closed(job_id)
                     assert store.allocations.mean_pause(job_id) == fresh.allocations.mean_pause(job_id)
-                    assert store.allocations.mean_requeue(job_id) == fresh.allocations.mean_requeue(job_id)
-                    assert store.allocations.mean_batch_pause(job_id) == fresh.allocations.mean_batch_pause(job_id)
+                    assert store.allocations.mean_pause(job_id, REQUEUE) == fresh.allocations.mean_pause(
+                        job_id, REQUEUE
+                    )
+                    assert store.allocations.mean_pause(job_id, BATCH) == fresh.allocations.mean_pause(job_id, BATCH)
                     assert store.resizes.last_of_each(job_id) == fresh.resizes.last_of_each(job_id)
                 assert store.allocations.first_sizes() == fresh.allocations.first_sizes()
 
@@ -217,8 +219,8 @@ def test_what_is_remembered_of_resizes_and_pauses_is_what_is_stored(tmp_path: Pa
                 same()
         assert (
             store.allocations.mean_pause(1),
-            store.allocations.mean_requeue(2),
-            store.allocations.mean_requeue(3),
+            store.allocations.mean_pause(2, REQUEUE),
+            store.allocations.mean_pause(3, REQUEUE),
         ) == (0.75, 0.75, None)
         assert store.allocations.mean_pause(2) is None and store.allocations.first_sizes() == {1: (4, 64), 2: (4, 64)}
         store.resizes.begin(Resize(0, 1, (), (), 4, 64, "grow_idle", 60.0), 9.0)
@@ -245,7 +247,7 @@ def test_a_batch_alone_is_of_its_own_kind(store: Store) -> None:
         ids.append(store.resizes.begin(Resize(0, 7, (), (), 4, 64, reason, 60.0), float(number)).id)
         store.allocations.note(7, number, (piece,), 64 + number, float(number), pause_s, reason, ids[-1])
         store.resizes.advance(ids[-1], ResizeState.DONE, at=float(number))
-    assert (store.allocations.mean_pause(7), store.allocations.mean_batch_pause(7)) == (2.0, 0.5)
+    assert (store.allocations.mean_pause(7), store.allocations.mean_pause(7, BATCH)) == (2.0, 0.5)
     assert [row.pause_s for row in store.outcomes.pauses(9)] == [2.0] and store.allocations.resized_since(0.0) == {
         7: (1.0,)
     }
