@@ -6,7 +6,8 @@ Gauges are read from the store and the rounds at each scrape; counters count sin
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 from prometheus_client import (
@@ -71,11 +72,11 @@ class Metrics:
         ProcessCollector(registry=own)
         info = Info(PREFIX + "build", "The daemon's version", registry=own)
         info.info({"version": version()})
-        own.register(_FromRounds(rounds))
-        own.register(_DatabaseSize(store))
+        own.register(_Lazy(partial(_of_rounds, rounds)))
+        own.register(_Lazy(partial(_database_size, store)))
         self.requests = Counter(PREFIX + "requests", "Requests to the API, by status", ["status"], registry=own)
-        jobs.register(_FromStore(store))
-        jobs.register(_Capacity(rounds))
+        jobs.register(_Lazy(partial(_of_store, store)))
+        jobs.register(_Lazy(partial(_capacity, rounds)))
         self.reports = Counter(PREFIX + "reports", "Throughput reports stored", registry=jobs)
         ended = "Resizes that supervisors have ended, by how"
         self._resizes = Counter(PREFIX + "resizes", ended, ["phase"], registry=jobs)
@@ -108,103 +109,86 @@ def _gauges(name: str, words: str, labels: Sequence[str], values: Iterable[tuple
 
 
 class _Lazy(Collector):
-    """Registering must not read the database."""
+    """What a function reads at each scrape: registering must not read the database."""
+
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+        self._read = read
 
     def describe(self) -> list[Metric]:
         """Nothing."""
         return []
 
+    def collect(self) -> Iterable[Metric]:
+        """Read it."""
+        return self._read()
 
-class _FromRounds(_Lazy):
+
+def _of_rounds(now: Rounds) -> Iterator[Metric]:
     """How the rounds go now."""
-
-    def __init__(self, rounds: Rounds) -> None:
-        self._rounds = rounds
-
-    def collect(self) -> Iterator[Metric]:
-        """Ask the rounds."""
-        now = self._rounds
-        modes = (([mode], float(mode == now.mode)) for mode in MODES)
-        yield _gauges("mode", "1 for the mode that is in force", ["mode"], modes)
-        last = "When the last round that went well ended, in unix seconds"
-        yield _gauge("last_round_timestamp_seconds", last, now.last_ok)
-        yield _gauge("trouble", "1 when the last round failed, or the database takes nothing", float(bool(now.failing)))
-        tripped = "1 after too many refused actions in a row: it only reviews for a while, then tries again"
-        yield _gauge("tripped", tripped, float(bool(now.tripped)))
-        parts = (([part], seconds) for part, seconds in now.seconds.items())
-        yield _gauges("round_seconds", "Time of each part of the last round", ["part"], parts)
-        rounds = CounterMetricFamily(PREFIX + "rounds", "Rounds, by outcome", labels=["outcome"])
-        rounds.add_metric(["well"], now.count)
-        rounds.add_metric(["failed"], now.failed)
-        yield rounds
+    modes = (([mode], float(mode == now.mode)) for mode in MODES)
+    yield _gauges("mode", "1 for the mode that is in force", ["mode"], modes)
+    last = "When the last round that went well ended, in unix seconds"
+    yield _gauge("last_round_timestamp_seconds", last, now.last_ok)
+    yield _gauge("trouble", "1 when the last round failed, or the database takes nothing", float(bool(now.failing)))
+    tripped = "1 after too many refused actions in a row: it only reviews for a while, then tries again"
+    yield _gauge("tripped", tripped, float(bool(now.tripped)))
+    parts = (([part], seconds) for part, seconds in now.seconds.items())
+    yield _gauges("round_seconds", "Time of each part of the last round", ["part"], parts)
+    rounds = CounterMetricFamily(PREFIX + "rounds", "Rounds, by outcome", labels=["outcome"])
+    rounds.add_metric(["well"], now.count)
+    rounds.add_metric(["failed"], now.failed)
+    yield rounds
 
 
-class _DatabaseSize(_Lazy):
+def _database_size(store: Store) -> Iterator[Metric]:
     """How large the database is."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def collect(self) -> Iterator[Metric]:
-        """Ask the store."""
-        size = self._store.retention.size_mb()
-        if size is not None:
-            yield _gauge("database_bytes", "Size of the database", size * 1e6)
+    size = store.retention.size_mb()
+    if size is not None:
+        yield _gauge("database_bytes", "Size of the database", size * 1e6)
 
 
-class _Capacity(_Lazy):
+def _capacity(now: Rounds) -> Iterator[Metric]:
     """What the last plan had to share out: others' jobs show in it."""
-
-    def __init__(self, rounds: Rounds) -> None:
-        self._rounds = rounds
-
-    def collect(self) -> Iterator[Metric]:
-        """Ask the rounds."""
-        now = self._rounds
-        if now.capacity is not None and now.idle is not None:
-            yield _gauge("gpus_capacity", "GPUs that elastic jobs may hold", now.capacity)
-            yield _gauge("gpus_idle", "GPUs that nobody holds or waits for", now.idle)
+    if now.capacity is not None and now.idle is not None:
+        yield _gauge("gpus_capacity", "GPUs that elastic jobs may hold", now.capacity)
+        yield _gauge("gpus_idle", "GPUs that nobody holds or waits for", now.idle)
 
 
-class _FromStore(_Lazy):
+def _of_store(store: Store) -> Iterator[Metric]:
     """What the store knows of jobs now."""
+    jobs = store.jobs.all()
+    # Those that are always looked for are there without a job, too: a gap in a curve means that nobody knows.
+    counts = Tally({(state, True): 0 for state in ("PENDING", "RUNNING")})
+    counts.update((job.state, job.managed) for job in jobs)
+    states = (([state, str(managed).lower()], count) for (state, managed), count in sorted(counts.items()))
+    yield _gauges("jobs", "Elastic jobs, by Slurm's state and whether managed", ["state", "managed"], states)
+    used = store.allocations.all_in_use()
+    training = sum(item.gpus for item in used.values())
+    yield _gauge("gpus_training", "GPUs that elastic jobs train on", training)
+    stalled = {number: item.stalled_since for number, item in used.items() if item.stalled_since}
+    yield _gauge("jobs_stalled", "Jobs whose training does no step", len(stalled))
+    longest = max((steady_now() - since for since in stalled.values()), default=0.0)
+    yield _gauge(
+        "stalled_longest_seconds", "How long the training has done no step that did its last one first", longest
+    )
+    reports = [store.reports.last(job.job_id) for job in jobs if job.job_id not in stalled]
+    rate = sum(report.samples_per_s for report in reports if report is not None)
+    yield _gauge("samples_per_second", "Throughput of all elastic jobs, as last reported", rate)
+    yield _reasons(store, [job.job_id for job in jobs])
+    yield from _resizes(store)
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
 
-    def collect(self) -> Iterator[Metric]:
-        """Read the store."""
-        jobs = self._store.jobs.all()
-        # Those that are always looked for are there without a job, too: a gap in a curve means that nobody knows.
-        counts = Tally({(state, True): 0 for state in ("PENDING", "RUNNING")})
-        counts.update((job.state, job.managed) for job in jobs)
-        states = (([state, str(managed).lower()], count) for (state, managed), count in sorted(counts.items()))
-        yield _gauges("jobs", "Elastic jobs, by Slurm's state and whether managed", ["state", "managed"], states)
-        used = self._store.allocations.all_in_use()
-        training = sum(item.gpus for item in used.values())
-        yield _gauge("gpus_training", "GPUs that elastic jobs train on", training)
-        stalled = {number: item.stalled_since for number, item in used.items() if item.stalled_since}
-        yield _gauge("jobs_stalled", "Jobs whose training does no step", len(stalled))
-        longest = max((steady_now() - since for since in stalled.values()), default=0.0)
-        yield _gauge(
-            "stalled_longest_seconds", "How long the training has done no step that did its last one first", longest
-        )
-        reports = [self._store.reports.last(job.job_id) for job in jobs if job.job_id not in stalled]
-        rate = sum(report.samples_per_s for report in reports if report is not None)
-        yield _gauge("samples_per_second", "Throughput of all elastic jobs, as last reported", rate)
-        yield self._reasons([job.job_id for job in jobs])
-        yield from self._resizes()
+def _reasons(store: Store, jobs: list[int]) -> Metric:
+    # Every reason is there from the start, so that an alert on one finds a series.
+    reasons: Tally[str] = Tally({reason.value: 0 for reason in Reason})
+    reasons.update(decision.reason for decision in store.decisions.standing(jobs).values())
+    standing = (([reason], count) for reason, count in sorted(reasons.items()))
+    return _gauges("decisions", "Jobs by the reason of their standing decision", ["reason"], standing)
 
-    def _reasons(self, jobs: list[int]) -> Metric:
-        # Every reason is there from the start, so that an alert on one finds a series.
-        reasons: Tally[str] = Tally({reason.value: 0 for reason in Reason})
-        reasons.update(decision.reason for decision in self._store.decisions.standing(jobs).values())
-        standing = (([reason], count) for reason, count in sorted(reasons.items()))
-        return _gauges("decisions", "Jobs by the reason of their standing decision", ["reason"], standing)
 
-    def _resizes(self) -> Iterator[Metric]:
-        resizes = self._store.resizes.under_way()
-        states = (([state], count) for state, count in sorted(Tally(resize.state for resize in resizes).items()))
-        yield _gauges("resizes_open", "Resizes under way, by state", ["state"], states)
-        oldest = max((steady_now() - resize.created for resize in resizes), default=0.0)
-        yield _gauge("resize_oldest_seconds", "Age of the oldest resize under way", max(0.0, oldest))
+def _resizes(store: Store) -> Iterator[Metric]:
+    resizes = store.resizes.under_way()
+    states = (([state], count) for state, count in sorted(Tally(resize.state for resize in resizes).items()))
+    yield _gauges("resizes_open", "Resizes under way, by state", ["state"], states)
+    oldest = max((steady_now() - resize.created for resize in resizes), default=0.0)
+    yield _gauge("resize_oldest_seconds", "Age of the oldest resize under way", max(0.0, oldest))
