@@ -196,7 +196,7 @@ def test_a_page_without_jinja2_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """It names the missing package, and no simulation is run in vain."""
-    for module in ("html.render", "html.report_page", "simulator.page"):
+    for module in ("html.charts", "html.report_page", "simulator.page"):
         monkeypatch.delitem(sys.modules, f"slurm_elastic.daemon.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     (tmp_path / "trace").write_text("job_id,submit_s,program,gpus,duration_s\n1,0,a,1,60\n")
