@@ -13,13 +13,12 @@ from dataclasses import fields
 from datetime import datetime
 from itertools import pairwise
 
-from slurm_elastic.protocol.answers.common import shown_id
-from slurm_elastic.protocol.answers.record import Column, about, record
-from slurm_elastic.protocol.answers.usage import Usage, UsageJob
-from slurm_elastic.protocol.text.cells import number
+from slurm_elastic.protocol.answers.history import Usage, UsageJob
+from slurm_elastic.protocol.answers.record import Column, about, record, shown_id
+from slurm_elastic.protocol.text.tables import digits
 from slurm_elastic.protocol.text.times import span
 
-from .stretches import Stretch, clipped
+from .figures import Stretch, clipped
 
 BY = ("job", "user", "account", "month", "cluster")
 
@@ -37,12 +36,12 @@ class Hours:
 
     of: str = about("the job, user, account or month", Column("Of"))
     name: str = about("the job's name; of several jobs their number", Column("Name"))
-    held: float = about("GPU-hours held while they ran", Column("Held", form=number()))
-    trained: float = about("of that, in computing steps", Column("Trained", form=number()))
-    input: float = about("waiting for input", Column("Input", form=number()))
-    comm: float = about("in communication that nothing hides", Column("Comm", form=number()))
-    pauses: float = about("in pauses of resizes", Column("Pauses", form=number()))
-    idle: float = about("with no training process: before, between and after worlds", Column("Idle", form=number()))
+    held: float = about("GPU-hours held while they ran", Column("Held", form=digits()))
+    trained: float = about("of that, in computing steps", Column("Trained", form=digits()))
+    input: float = about("waiting for input", Column("Input", form=digits()))
+    comm: float = about("in communication that nothing hides", Column("Comm", form=digits()))
+    pauses: float = about("in pauses of resizes", Column("Pauses", form=digits()))
+    idle: float = about("with no training process: before, between and after worlds", Column("Idle", form=digits()))
     sooner_s: float | None = about(
         "seconds less than at the size that the jobs began with; None: they kept it, or its speed is not known",
         Column("Sooner", help="how much sooner the jobs were done than at the size that they began with", cell=_sooner),
@@ -81,7 +80,7 @@ def summary(rows: Iterable[Hours]) -> list[str]:
     parts = {"in computing": whole.trained, "waiting for input": whole.input, "in communication": whole.comm,
              "in pauses": whole.pauses, "with no process": whole.idle}  # fmt: skip
     shares = ", ".join(f"{hours / whole.held:.1%} {what}" for what, hours in parts.items() if whole.held and hours)
-    lines = [f"{number()(whole.held)} GPU-hours were held: {shares}"]
+    lines = [f"{digits()(whole.held)} GPU-hours were held: {shares}"]
     if whole.sooner_s is not None:
         word, each = ("sooner", "less") if whole.sooner_s >= 0 else ("later", "more")
         lines.append(

@@ -25,7 +25,7 @@ from slurm_elastic.protocol.answers.review import Review, WaitingReview
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.api.routes import WindowQuery
 from slurm_elastic.protocol.errors import ElasticError
-from slurm_elastic.protocol.text.cells import number
+from slurm_elastic.protocol.text.tables import digits
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_hours_by_whose_they_were(by: str, names: list[str], course: Usage) -> N
     whole = hours(course, "cluster")[0]
     assert whole.doubt_s == pytest.approx(sum((row.doubt_s or 0.0) ** 2 for row in each) ** 0.5)
     first, second = summary(groups)
-    assert first.startswith(f"{number()(whole.held)} GPU-hours were held: ") and "% in computing" in first
+    assert first.startswith(f"{digits()(whole.held)} GPU-hours were held: ") and "% in computing" in first
     assert "sooner in all, give or take" in second
     assert summary([]) == ["no job trained in this time"]
 
