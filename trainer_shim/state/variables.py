@@ -33,7 +33,7 @@ class Variables:
         for name in names:
             if name not in within:
                 raise TrainingError(f"job.keep(..., '{name}'): no variable of that name has a value yet")
-        self._within, self._names = within, tuple(names)
+        self._within, self.names = within, tuple(names)
         self._held: dict[str, Any] | None = None
 
     def hold(self) -> None:
@@ -41,7 +41,7 @@ class Variables:
         self._held = self._now()
 
     def _now(self) -> dict[str, Any]:
-        values = {name: self._within[name] for name in self._names}
+        values = {name: self._within[name] for name in self.names}
         now: dict[str, Any] = copied(values)
         tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
         elsewhere = {name: value.device.type for name, value in tensors.items() if value.device.type != "cpu"}
@@ -55,7 +55,7 @@ class Variables:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Assign the values. Raises KeyError where there are others than this script keeps."""
-        values: dict[str, Any] = copied({name: state[name] for name in self._names})
+        values: dict[str, Any] = copied({name: state[name] for name in self.names})
         for name, device in state.get(DEVICES, {}).items():
             values[name] = values[name].to(device)
         self._assign(values)

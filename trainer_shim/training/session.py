@@ -41,6 +41,7 @@ from .guards.counters import Counters
 from .guards.first_step import look_ahead
 from .guards.leftovers import Leftovers
 from .guards.replica_check import Held, ReplicaCheck
+from .guards.unkept import Unkept
 from .last_state import LastState
 from .learning_rate import Tuning
 from .optimizer_step import OptimizerSteps
@@ -73,6 +74,7 @@ class Session:
         self.replica_check = ReplicaCheck(self.state, self.model, self.device)
         self.trackers = Trackers()
         self._counters = Counters(lambda line: print(f"selastic: {line}", flush=True))
+        self._unkept = Unkept(self.log)
         self.speeds = Speeds(tuning.shares == "speed")
         self.starts_at: tuple[int, int, int, int] | None = None
         """Epoch, step, samples and those of the epoch, of a training without this job that it goes on with."""
@@ -238,6 +240,7 @@ class Session:
         if self.rehearsed is not None:
             self.rehearsed.between_steps()
         self._counters.look(self.state.progress.step, -(-self.state.progress.cursor // self.batch))
+        self._unkept.look(self.state.progress.step, self.state.parts.values())
         if len(self._votes) <= self._lag:
             return
         coming, reader, said = self._votes.popleft()

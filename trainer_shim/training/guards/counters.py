@@ -36,7 +36,7 @@ class Counters:
         if self._began < 0:
             self._began, self._over = step, step <= LOOKS
         made = step - self._began
-        if made <= self._looks or (frame := _script()) is None:
+        if made <= self._looks or (frame := script()) is None:
             return
         values = {name: value for name, value in {**frame.f_globals, **frame.f_locals}.items() if type(value) is int}
         if self._looks:
@@ -51,7 +51,7 @@ class Counters:
                 self._say(ANEW.format(f"{place}: {name}", value, step, name))
 
 
-def _script() -> FrameType | None:
+def script() -> FrameType | None:
     """The innermost function of the script that is under way."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
