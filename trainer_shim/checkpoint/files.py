@@ -2,7 +2,7 @@
 
 A directory `step-<step>` is complete or absent. Its `checkpoint.json` names every file with size and BLAKE2b digest;
 loading checks them and falls back to the older checkpoint. What fails leaves nothing behind; where the disk is full the
-older checkpoint gives way (room.py). Written by one process at a time, read by any.
+older checkpoint gives way (disk_space.py). Written by one process at a time, read by any.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from slurm_elastic.protocol import own_files
 from slurm_elastic.protocol.errors import TrainingError
 
-from . import contents, room
+from . import contents, disk_space
 from .contents import Globals
 
 Entry = dict[str, Any]
@@ -90,7 +90,7 @@ def write(directory: Path, captured: dict[str, Any], safe: Globals = ()) -> Save
     try:
         return _write(directory, captured)
     except (OSError, RuntimeError) as error:
-        if not room.is_full(error) or not make_room(directory):
+        if not disk_space.is_full(error) or not make_room(directory):
             raise
     return _write(directory, captured)
 
@@ -317,7 +317,7 @@ class Writer:
                 if saved is not None:
                     self._on_saved(saved)
             except Exception as error:  # a full disk must not end the training; the older checkpoint is still there
-                self.problem = room.said(error)
+                self.problem = disk_space.said(error)
                 sys.stderr.write(f"selastic: checkpoint in {self.directory} failed: {self.problem}\n")
                 self.on_failed(self.problem)
             finally:

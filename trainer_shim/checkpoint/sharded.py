@@ -24,7 +24,7 @@ from ..state.kept_parts import State
 from ..state.packed_tensors import pack, slots_of, unpack
 from ..world import objects
 from ..world.mesh import DTensor
-from . import contents, files, room
+from . import contents, disk_space, files
 from .contents import Globals
 from .files import STATE, Entry, Saved
 
@@ -76,7 +76,7 @@ def _write_once(directory: Path, skeleton: Any, tensors: list[torch.Tensor], gro
         digests = {file.name: files.digest_of(file) for file in sorted(path.glob(f"__{rank}_*"))}
     except (OSError, RuntimeError) as error:
         outcome = _Outcome(problem=error)
-    told = objects.gather((written, digests, room.said(outcome.problem) if outcome.problem else ""), group)
+    told = objects.gather((written, digests, disk_space.said(outcome.problem) if outcome.problem else ""), group)
     problems = [problem for _, _, problem in told if problem]
     if rank == 0 and not problems:
         try:
@@ -84,7 +84,7 @@ def _write_once(directory: Path, skeleton: Any, tensors: list[torch.Tensor], gro
             outcome = _Outcome(_seal(directory, path, skeleton, [entries for _, entries, _ in told]))
         except (OSError, RuntimeError, TrainingError) as error:
             outcome = _Outcome(problem=error)
-    problems = objects.share([*problems, *([room.said(outcome.problem)] if outcome.problem else [])], group=group)
+    problems = objects.share([*problems, *([disk_space.said(outcome.problem)] if outcome.problem else [])], group=group)
     if problems and rank == 0:
         shutil.rmtree(path, ignore_errors=True)
     return _Outcome(problem=outcome.problem or OSError(problems[0])) if problems else outcome
@@ -116,7 +116,7 @@ def _planned(path: Path, tensors: list[torch.Tensor], group: Any) -> tuple[_Plan
         own = writer.prepare_local_plan(planner.create_local_plan())
     except (OSError, RuntimeError) as error:  # every rank has to hear of it, or waits for this one's plan
         problem = error
-    everyone = objects.gather((own, room.said(problem) if problem else ""), group)
+    everyone = objects.gather((own, disk_space.said(problem) if problem else ""), group)
     if problem is not None:
         raise problem
     if problems := [said for _, said in everyone if said]:
@@ -145,7 +145,7 @@ def _seal(directory: Path, path: Path, skeleton: Any, entries: list[dict[str, En
 
 def _room_made(directory: Path, problem: BaseException, group: Any) -> bool:
     """Whether the disk was full for any rank, and rank 0 could do something about it."""
-    full = any(objects.gather(room.is_full(problem), group))
+    full = any(objects.gather(disk_space.is_full(problem), group))
     return bool(objects.share(full and group.rank() == 0 and files.make_room(directory), group=group))
 
 
@@ -166,7 +166,7 @@ def read(path: Path, skeleton: Any, state: State | None, group: Any) -> dict[str
         _read(path, _named(tensors))
     except (OSError, RuntimeError, ValueError, TrainingError) as error:
         problem = error
-    problems = objects.gather(room.said(problem) if problem else "", group) if group is not None else []
+    problems = objects.gather(disk_space.said(problem) if problem else "", group) if group is not None else []
     if problem is not None:
         raise problem
     if any(problems):

@@ -25,7 +25,7 @@ from ..state.packed_tensors import pack
 from ..world import process_group as worlds
 from ..world.process_group import World
 from ..world.rendezvous import Membership
-from . import contents, room
+from . import contents, disk_space
 from .contents import Globals
 from .files import Found, Saved, Writer, megabytes
 from .schedule import Saving, in_background
@@ -152,7 +152,7 @@ class Snapshots:
             return
         contents.check(captured, writer.safe)
         pack(captured, tensors)
-        told = room.missing(writer.directory, sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+        told = disk_space.missing(writer.directory, sum(tensor.numel() * tensor.element_size() for tensor in tensors))
         if told:
             sys.stderr.write(f"selastic: {told}\n")
 

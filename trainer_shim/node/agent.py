@@ -30,7 +30,7 @@ from slurm_elastic.protocol.version import build
 from ..control import cuda_backend, handshake, job_key
 from ..control.connection import Connection
 from ..control.event_loop import Loop
-from . import program, stacks, worker_process
+from . import program, stack_dump, worker_process
 from .log_keeper import LogKeeper
 from .reach import SUPERVISOR, Listener, Reach
 
@@ -274,11 +274,11 @@ class Agent:
         asked = [child for child in self._children.values() if child.name in workers]
         for child in asked:
             child.stacks = b""
-        problems = {child.name: stacks.ask(child.pid) for child in asked}
+        problems = {child.name: stack_dump.ask(child.pid) for child in asked}
 
         def answer() -> None:
             for child in asked:
-                frames = stacks.main_thread(child.stacks.decode(errors="replace"))
+                frames = stack_dump.main_thread(child.stacks.decode(errors="replace"))
                 problem = "" if frames else problems[child.name] or "does not answer a signal"
                 told = {"worker": child.name, "frames": list(frames), "problem": problem}
                 self._connection.send({"type": "stack", **told})

@@ -20,8 +20,8 @@ from types import ModuleType
 from typing import NoReturn
 
 from ..control import copies
-from . import program, stacks
-from .hints import hint
+from . import program, stack_dump
+from .torchrun_hints import hint
 
 PR_SET_PDEATHSIG = 1
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
@@ -36,7 +36,7 @@ def run(arguments: list[str], env: dict[str, str], output: int, verdict: int, du
     workers, which else make one each and leave it behind when they are killed.
     """
     _leave_parent(output)
-    stacks.serve(dump)
+    stack_dump.serve(dump)
     if sockets:
         multiprocessing.current_process()._config["tempdir"] = sockets  # type: ignore[attr-defined]
     os.environ.update(env)

@@ -14,7 +14,7 @@ from slurm_elastic.protocol.json_lines import Message
 from ...allocation.pieces.actions import Print
 from ...allocation.pieces.events import Registered
 from ...allocation.pieces.holding import Handlers, Part, some
-from .. import hangs
+from .. import hang_detection as hangs
 from . import events
 from .actions import AskStacks, ForwardReport, Send
 from .context import Mode, SupervisorContext, number

@@ -15,7 +15,7 @@ from made_worlds import made_world
 from small_disk import small_disk
 
 from slurm_elastic.protocol.errors import TrainingError
-from slurm_elastic.trainer_shim.checkpoint import files, room, sharded
+from slurm_elastic.trainer_shim.checkpoint import disk_space, files, sharded
 from slurm_elastic.trainer_shim.checkpoint.files import Writer, load_newest, write
 from slurm_elastic.trainer_shim.state.packed_tensors import pack
 
@@ -137,11 +137,11 @@ def test_the_only_good_checkpoint_is_never_given_up(tmp_path: Path) -> None:
 def test_missing_room_is_told(tmp_path: Path) -> None:
     """What is kept already counts as room; three have to fit."""
     with small_disk(tmp_path / "disk", str(int(3.5 * SIZE))) as disk:
-        assert room.missing(disk.path / "checkpoints", SIZE) == ""
+        assert disk_space.missing(disk.path / "checkpoints", SIZE) == ""
         written(disk.path, 1, parts=False)
-        assert room.missing(disk.path, SIZE) == ""
+        assert disk_space.missing(disk.path, SIZE) == ""
         disk.fill(but=SIZE // 2)
-        told = room.missing(disk.path, SIZE)
+        told = disk_space.missing(disk.path, SIZE)
         assert told.startswith("a checkpoint takes 1.05 MB") and "has room for 1.5 of them; 3 are needed" in told
 
 
@@ -152,7 +152,7 @@ def test_a_disk_that_does_not_say_its_room_ends_nothing(tmp_path: Path, monkeypa
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     monkeypatch.setattr(os, "statvfs", stale)
-    assert room.missing(tmp_path, SIZE) == ""
+    assert disk_space.missing(tmp_path, SIZE) == ""
 
 
 def test_a_checkpoint_that_is_skipped_is_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,5 +167,5 @@ def test_a_checkpoint_that_is_skipped_is_mentioned(tmp_path: Path, capsys: pytes
 
 def test_the_words_of_an_error_that_is_no_full_disk_stay() -> None:
     """Anything else is told as it is."""
-    assert room.said(TrainingError("damaged")) == "damaged"
-    assert room.said(PermissionError(13, "Permission denied")) == "[Errno 13] Permission denied"
+    assert disk_space.said(TrainingError("damaged")) == "damaged"
+    assert disk_space.said(PermissionError(13, "Permission denied")) == "[Errno 13] Permission denied"
