@@ -6,6 +6,7 @@ Its folder has what it writes: `audit` is the record of its samples, and files t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,7 +49,7 @@ def on(*nodes: str, gpus: int = 1, **more: Any) -> Shape:
     return Shape(max(1, len(nodes)), gpus, node_list=nodes, **more)
 
 
-class Training:
+class Training(ABC):
     """See the module; the subclasses say how it is started, what it says and how it ends."""
 
     id = 0
@@ -68,9 +69,9 @@ class Training:
 
     # --- what is seen -------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def text(self) -> str:
         """What it has said."""
-        raise NotImplementedError
 
     def story(self) -> str:
         """What a test that fails tells of it."""
@@ -148,9 +149,9 @@ class Training:
 
     # --- how it ends --------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def ends(self, timeout: float = 120) -> None:
         """It comes to a good end."""
-        raise NotImplementedError
 
     def checked(self, record: str = "audit") -> audited.AuditResult:
         """Each sample of each pass was trained on once."""

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from slurm_elastic.protocol import json_lines
@@ -27,7 +28,7 @@ SET, ADD, DELETE, READ, WAIT = "set", "add", "delete", "read", "wait"
 Values = list["bytes | None"]
 
 
-class KeyStore:
+class KeyStore(ABC):
     """What rank 0's handle and the members' have in common, for any thread. Raises RuntimeError when it is gone."""
 
     timeout = datetime.timedelta(seconds=30)
@@ -56,12 +57,12 @@ class KeyStore:
             raise RuntimeError(f"nobody has written {key}")
         return value
 
+    @abstractmethod
     def wait(self, keys: Sequence[str], seconds: float) -> bool:
         """Whether all of these entries are there within this time."""
-        raise NotImplementedError
 
-    def _ask(self, what: str, keys: Sequence[str], value: bytes = b"") -> Values:
-        raise NotImplementedError
+    @abstractmethod
+    def _ask(self, what: str, keys: Sequence[str], value: bytes = b"") -> Values: ...
 
 
 class WorldStore(KeyStore):

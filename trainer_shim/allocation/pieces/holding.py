@@ -9,6 +9,7 @@ one, says with `settled` and `over` when pieces may change, and answers PiecesRe
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -304,12 +305,12 @@ class Holding:
 Context = TypeVar("Context", bound=Holding)
 
 
-class Part(Generic[Context]):
+class Part(ABC, Generic[Context]):
     """One part of the machine."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
+    @abstractmethod
     def handlers(self) -> Handlers:
         """What it subscribes to."""
-        raise NotImplementedError
