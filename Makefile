@@ -185,6 +185,9 @@ test-api: ready  ## 1,000 requests of every kind to every address of the API, ag
 test-exact: ready  ## the solver on 59,000 random instances against brute force, the recurrence and a MILP; make test has a quarter
 	SELASTIC_ALL_INSTANCES=1 $(BIN)/python -m pytest -n 2 --timeout=3600 tests/unit/daemon/optimizer/solver
 
+test-upgrade: ready slurm hooks-deps  ## jobs of the release before, from the history, live through the upgrade from it
+	SELASTIC_FORMER=1 $(BIN)/python -m pytest tests/cluster/test_upgrades.py
+
 test-kills: ready  ## kill -9 under load, a hundred rounds: nothing acknowledged is lost
 	SELASTIC_KILL_ROUNDS=100 $(BIN)/python -m pytest --timeout=1800 tests/unit/db/test_durability.py
 

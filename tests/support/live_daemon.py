@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from free_ports import free_port
+from next_build import THIS, Build
 from patience import Patience, slowness_now
 from sandbox_jobs import cancel_all
 from waiting import wait_until
@@ -70,8 +71,7 @@ class Selasticd:
         self.process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
         self.options: list[str] = []
-        self.build = ROOT / "packaging/namespace"
-        """Where its code lies."""
+        self.build = THIS
 
     @property
     def found(self) -> dict[str, str]:
@@ -92,9 +92,16 @@ class Selasticd:
         lines = SETTINGS.splitlines()
         config.write_text("\n".join(x for x in lines if x.partition("=")[0].strip() not in others).format(**values))
         log = (self.folder / "selasticd.log").open("ab")
-        command = [sys.executable, "-m", "slurm_elastic.daemon.selasticd.main", "--config", str(config), *self.options]
+        command = [
+            sys.executable,
+            "-m",
+            f"slurm_elastic.daemon.{self.build.folder}.main",
+            "--config",
+            str(config),
+            *self.options,
+        ]
         # Before what the caller has on it.
-        found = os.pathsep.join(filter(None, [str(self.build), os.environ.get("PYTHONPATH", "")]))
+        found = os.pathsep.join(filter(None, [str(self.build.path), os.environ.get("PYTHONPATH", "")]))
         env = {**os.environ, "PYTHONPATH": found}
         with log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd="/")
@@ -210,6 +217,7 @@ def live_daemon(
     more: str = "",
     host: str = "127.0.0.1",
     options: Sequence[str] = (),
+    build: Build = THIS,
 ) -> Iterator[Selasticd]:
     """A running daemon on this cluster, which clients here find; it has to stop cleanly in the end."""
     # The client looks there for MUNGE's socket.
@@ -220,6 +228,7 @@ def live_daemon(
         folder.chmod(0o755)
         daemon = Selasticd(sandbox, folder, more, host)
         daemon.options += options
+        daemon.build = build
         monkeypatch.setenv("SELASTIC_CLIENT_CONF", str(daemon.state / "client.json"))
         daemon.start()
         try:

@@ -1,16 +1,38 @@
-"""This code as its next release could be: a copy that writes further fields into every message, leaves others out, and
-says a higher version.
+"""Other builds than this one: the release before, from the history, and one as the next could be.
 
-Limit: what a release may change of messages (protocol/codec.py), and nothing else.
+The next is a copy that writes further fields into every message, leaves others out, and says a higher version.
+Limit: of the next, what a release may change of messages (protocol/codec.py), and nothing else.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
+import subprocess
+import tarfile
 from pathlib import Path
+from typing import NamedTuple
+
+from slurm_elastic.protocol.codec import VERSION
 
 ROOT = Path(__file__).parents[2]
+
+
+class Build(NamedTuple):
+    """Code of which jobs and the daemon are."""
+
+    path: Path
+    """Its PYTHONPATH."""
+    version: int = VERSION
+    """Of its messages."""
+    folder: str = "selasticd"
+    """Of the daemon's folders the one that starts it."""
+
+
+THIS = Build(ROOT / "packaging/namespace")
+FORMER = "915b02d0"
+"""The last commit whose messages are those of 0.2.0."""
 DROPPED = {
     "Registration": ("program", "max_micro_batch", "release"),
     "Grant": ("reason", "report_interval_s", "request", "release"),
@@ -47,8 +69,19 @@ def to_json(message):
 """
 
 
-def next_build(folder: Path) -> Path:
-    """Make it in this folder; the answer is its PYTHONPATH."""
+def former_build(folder: Path) -> Build | None:
+    """The release before, in this folder; None where this checkout lacks its history."""
+    names = ("protocol", "trainer_shim", "daemon", "db")
+    found = subprocess.run(["git", "-C", str(ROOT), "archive", FORMER, *names], capture_output=True)
+    if found.returncode:
+        return None
+    with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
+        archive.extractall(folder / "slurm_elastic", filter="data")
+    return Build(folder, VERSION - 1, "service")
+
+
+def next_build(folder: Path) -> Build:
+    """The next one, in this folder."""
     for name in ("protocol", "client", "trainer_shim", "daemon", "db"):
         shutil.copytree(
             ROOT / name, folder / "slurm_elastic" / name, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True
@@ -63,4 +96,4 @@ def next_build(folder: Path) -> Path:
     code = requests.read_text()
     assert code.count("msgspec.json.encode(value)") == 1
     requests.write_text(code.replace("msgspec.json.encode(value)", "msgspec.json.encode(codec.of_tomorrow(value))"))
-    return folder
+    return Build(folder, VERSION + 1)

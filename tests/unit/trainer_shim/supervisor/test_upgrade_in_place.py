@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[4]
 def test_a_joiner_of_the_new_build_is_refused_until_the_job_is_of_it_too(start: Start, tmp_path: Path) -> None:
     """A companion, which would run the new files, is refused with one sentence, and training goes on. When the batch
     host's agent is lost, all of the job is of the new build from then on, and grows."""
-    code, following = tmp_path / "code", next_build(tmp_path / "next")
+    code, following = tmp_path / "code", next_build(tmp_path / "next").path
     for name in ("protocol", "trainer_shim"):
         shutil.copytree(ROOT / name, code / "slurm_elastic" / name, ignore=shutil.ignore_patterns("__pycache__"))
     run = start("--nproc 2", 4000, 1, 0.1, env={"PYTHONPATH": str(code)})
