@@ -32,7 +32,7 @@ from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed
-from slurm_elastic.protocol.messages import Happening, Piece, Registration, Report, Resize, Shape
+from slurm_elastic.protocol.messages import Grant, Happening, Piece, Registration, Report, Resize, Shape
 
 REQUEST = "elastic:gpus=4-24,step=4,batch=240-3840"
 USER = "games"
@@ -165,6 +165,15 @@ class World:
     def sizes(self) -> dict[int, int]:
         """GPUs that each elastic job trains on."""
         return {job_id: supervisor.gpus for job_id, supervisor in self.supervisors.items() if supervisor.alive}
+
+    def kinds(self, job_id: int) -> list[str]:
+        """What has happened to a job, the oldest first."""
+        return [event.kind for event in self.store.events.of(job_id)]
+
+    def register(self, job_id: int, said: Registration) -> Grant:
+        """As the API does it: whose job it is comes first."""
+        self.controller.owner(job_id, 0)
+        return self.controller.registered(job_id, said)
 
     def companions(self) -> list[int]:
         return [job.job_id for job in self.snapshot().jobs.values() if job.name.startswith("selastic-")]

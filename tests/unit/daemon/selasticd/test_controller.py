@@ -23,7 +23,6 @@ from slurm_elastic.protocol.codes import ResizeState
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.messages import (
     ENDING,
-    Grant,
     Happening,
     Piece,
     Rate,
@@ -37,22 +36,16 @@ def registration(*pieces: Piece, request: str = "") -> Registration:
     return Registration(VERSION, 0, pieces, 240, "train.py", request)
 
 
-def register(world: World, job_id: int, said: Registration) -> Grant:
-    """As the API does it: whose job it is comes first."""
-    world.controller.owner(job_id, 0)
-    return world.controller.registered(job_id, said)
-
-
 def test_an_unknown_job_cannot_register(world: World) -> None:
     """Slurm says which jobs there are."""
     with pytest.raises(NotFound, match="no job 99"):
-        register(world, 99, registration())
+        world.register(99, registration())
 
 
 def test_a_job_without_a_request_is_told_how_to_ask(world: World) -> None:
     """It trains at the size it has."""
     job = world.slurm.submit(Component(1, 4), user="games")
-    grant = register(world, job, registration(Piece(job, "base", ("n1",), 4)))
+    grant = world.register(job, registration(Piece(job, "base", ("n1",), 4)))
     assert not grant.managed and "--comment=elastic:" in grant.reason
     assert world.store.jobs.get(job) is None
 
@@ -61,7 +54,7 @@ def test_a_request_of_the_supervisor_makes_the_job_elastic_for_good(tmp_path: Pa
     """Also after the daemon was started again, when nothing but the store remembers it."""
     world = World(tmp_path, supervisor_requests=True)
     job = world.slurm.submit(Component(1, 4), user="games")
-    grant = register(world, job, registration(Piece(job, "base", ("n1",), 4), request=REQUEST))
+    grant = world.register(job, registration(Piece(job, "base", ("n1",), 4), request=REQUEST))
     assert grant.managed
     world.boot()
     world.rounds.run()
@@ -76,15 +69,15 @@ def test_a_request_that_the_sites_rules_have_not_seen_counts_where_the_site_has_
     seen = world.slurm.submit(Component(1, 4), user="games", comment="elastic:gpus=4-8,batch=256")
     unseen = world.slurm.submit(Component(1, 4), user="games")
     before = world.slurm.submit(Component(1, 4), user="games")
-    assert register(world, before, registration(Piece(before, "base", ("n3",), 4), request=REQUEST)).managed
+    assert world.register(before, registration(Piece(before, "base", ("n3",), 4), request=REQUEST)).managed
     world.rounds.run()
     world.settings = replace(world.settings, supervisor_requests=Settings().supervisor_requests)
     world.boot()
     world.rounds.run()
     assert list(world.registry.sort(world.snapshot()).elastic) == [seen]
-    grant = register(world, unseen, registration(Piece(unseen, "base", ("n2",), 4), request=REQUEST))
+    grant = world.register(unseen, registration(Piece(unseen, "base", ("n2",), 4), request=REQUEST))
     assert not grant.managed and "not in its comment does not count here" in grant.reason
-    grant = register(world, seen, registration(Piece(seen, "base", ("n1",), 4), request=REQUEST))
+    grant = world.register(seen, registration(Piece(seen, "base", ("n1",), 4), request=REQUEST))
     assert grant.managed and grant.request == "elastic:gpus=4-8,batch=256"
     world.store.close()
 
@@ -94,7 +87,7 @@ def test_a_supervisors_request_is_held_to_the_settings(tmp_path: Path, open_to: 
     """As one in the comment is."""
     world = World(tmp_path, supervisor_requests=True, **open_to)
     job = world.slurm.submit(Component(1, 4), user="games")
-    grant = register(world, job, registration(Piece(job, "base", ("n1",), 4), request=REQUEST))
+    grant = world.register(job, registration(Piece(job, "base", ("n1",), 4), request=REQUEST))
     assert not grant.managed and "is not open to elastic jobs" in grant.reason
     world.store.close()
 
@@ -102,7 +95,7 @@ def test_a_supervisors_request_is_held_to_the_settings(tmp_path: Path, open_to: 
 def test_a_request_that_does_not_fit_is_answered_with_its_sentence(world: World) -> None:
     """The supervisor prints it where the user looks."""
     job = world.slurm.submit(Component(1, 4), user="games", comment="elastic:gpus=8-16,batch=256")
-    grant = register(world, job, registration(Piece(job, "base", ("n1",), 4)))
+    grant = world.register(job, registration(Piece(job, "base", ("n1",), 4)))
     assert not grant.managed and "starts with 4 GPUs" in grant.reason
 
 
@@ -112,7 +105,7 @@ def test_pieces_of_another_user_are_refused(world: World) -> None:
     other = world.slurm.submit(Component(1, 4), user="nobody")
     pieces = (Piece(job, "base", ("n1",), 4), Piece(other, "companion", ("n2",), 4))
     with pytest.raises(NotAllowed, match=f"piece {other}"):
-        register(world, job, registration(*pieces))
+        world.register(job, registration(*pieces))
     assert world.store.allocations.in_use(job) is None
     supervisor = world.elastic()
     supervisor.step()
@@ -134,7 +127,7 @@ def test_nothing_is_resized_while_one_does_not_understand_the_other(world: World
     piece = Piece(job.job_id, "base", ("n1",), 4, "a100")
     refusing = replace(registration(piece), refusal="Resize.gpus: 'four' is not accepted")
     for _ in range(2):
-        register(world, job.job_id, refusing)
+        world.register(job.job_id, refusing)
     world.slurm.now += 3600
     for _ in range(3):
         world.rounds.run()
@@ -144,7 +137,7 @@ def test_nothing_is_resized_while_one_does_not_understand_the_other(world: World
     assert decision is not None and decision.reason == "keep_not_understood"
     told = explain(world.store, job.job_id, Viewer(0, admin=True), world.slurm.now)
     assert told.not_understood == "Resize.gpus: 'four' is not accepted"
-    register(world, job.job_id, registration(piece))
+    world.register(job.job_id, registration(piece))
     world.rounds.run()
     assert world.store.resizes.of(job.job_id) is not None
 
@@ -262,7 +255,7 @@ def test_a_job_that_is_about_to_end_is_ordered_nothing(world: World) -> None:
     assert world.store.resizes.of(job.job_id) is None
     (row,) = status(world.store, Viewer(0, admin=True), world.slurm.now)
     assert row.reason == "keep_ending" and world.store.events.of(job.job_id)[-1].kind == "ending"
-    register(world, job.job_id, registration(*pieces))
+    world.register(job.job_id, registration(*pieces))
     world.rounds.run()
     assert world.store.resizes.of(job.job_id) is not None
 
@@ -272,12 +265,12 @@ def test_a_job_is_told_how_long_nodes_last_and_says_how_often_it_saves(world: Wo
     is explained with its interval."""
     job_id = world.slurm.submit(Component(1, 4), user="games", comment=REQUEST)
     pieces = (Piece(job_id, "base", ("n1",), 4),)
-    assert register(world, job_id, registration(*pieces)).node_failure_s == 0.0
+    assert world.register(job_id, registration(*pieces)).node_failure_s == 0.0
     world.rounds.run()
     for generation in (1, 2):
         world.slurm.now += 4000.0
         world.controller.happened(job_id, Happening(0, "running", generation, pieces, 240, world.slurm.now))
-    grant = register(world, job_id, replace(registration(*pieces), generation=2))
+    grant = world.register(job_id, replace(registration(*pieces), generation=2))
     assert 2000.0 <= grant.node_failure_s <= 8000.0
     before = len(world.store.events.of(job_id))
     cost = {"pause_s": 0.25, "megabytes": 312.0, "write_s": 4.0, "every_s": 75.0}
@@ -302,125 +295,6 @@ def test_a_request_that_is_changed_is_told(world: World) -> None:
         "request": "elastic:gpus=4-8,batch=64-128",
         "before": before.request,
     }
-
-
-def test_a_phase_told_twice_changes_nothing(world: World) -> None:
-    """Phases are sent again until they are acknowledged."""
-    job = world.elastic()
-    world.settle()
-    rows = len(world.store.allocations.rows(job.job_id))
-    last = world.store.resizes.last_closed(job.job_id)
-    assert last is not None
-    again = Happening(last.id, "running", job.generation, job.pieces, job.batch, world.slurm.now)
-    world.controller.happened(job.job_id, again)
-    late = Happening(last.id, "granted", job.generation, job.pieces, job.batch, world.slurm.now)
-    world.controller.happened(job.job_id, late)
-    assert len(world.store.allocations.rows(job.job_id)) == rows
-    assert world.store.resizes.get(last.id).state == "done"
-
-
-def test_every_step_is_counted_at_the_size_that_did_it(world: World) -> None:
-    """A world says that it runs after its first step: that step, however short, is the new size's."""
-    job = world.slurm.submit(Component(1, 4), user="games", comment=REQUEST)
-    pieces = (Piece(job, "base", ("n1",), 4),)
-    small, large = 240, 480
-    register(world, job, replace(registration(*pieces), generation=1))
-    told = [
-        ("running", 1, small, 1, 0),
-        ("running", 2, large, 50, 49 * small),
-        ("finished", 2, large, 60, 49 * small + 5 + 10 * large),
-    ]
-    for phase, generation, batch, step, samples in told:
-        now = world.slurm.now
-        world.controller.happened(job, Happening(0, phase, generation, pieces, batch, now, step=step, samples=samples))
-    rows = [(row.steps, row.samples) for row in world.store.allocations.rows(job)]
-    assert rows == [(49, 49 * small), (11, 5 + 10 * large)]
-
-
-@pytest.mark.parametrize(
-    ("exit_code", "state"), [(0, "COMPLETED"), (143, "CANCELLED"), (130, "CANCELLED"), (1, "FAILED"), (137, "FAILED")]
-)
-def test_a_job_ends_as_its_supervisor_says(world: World, exit_code: int, state: str) -> None:
-    """Only exit code 0 is recorded as completed; the code stands in the events."""
-    job = world.elastic()
-    world.settle()
-    over = Happening(0, "finished", job.generation, job.pieces, job.batch, world.slurm.now, exit_code=exit_code)
-    world.controller.happened(job.job_id, over)
-    job.crash()
-    world.settle()
-    row = world.store.jobs.get(job.job_id)
-    assert row is not None and row.state == state
-    told = {event.kind: event.detail for event in world.store.events.of(job.job_id)}
-    assert told["finished"]["exit_code"] == exit_code
-    assert told["ended"] == {"state": state, "exit_code": exit_code}
-
-
-def test_a_job_that_ends_while_nobody_listens_ends_as_slurm_says(world: World) -> None:
-    """Near a restart of selasticd, for instance."""
-    job = world.elastic()
-    world.settle()
-    world.slurm.ended_as[job.job_id] = "TIMEOUT"
-    job.crash()
-    world.settle()
-    row = world.store.jobs.get(job.job_id)
-    assert row is not None and row.state == "TIMEOUT"
-
-
-def test_a_job_that_ends_without_a_word_just_ended(world: World) -> None:
-    """Neither completed nor failed is made up."""
-    job = world.elastic()
-    world.settle()
-    job.crash()
-    world.settle()
-    row = world.store.jobs.get(job.job_id)
-    assert row is not None and row.state == "ENDED"
-    assert [event.detail for event in world.store.events.of(job.job_id) if event.kind == "ended"] == [
-        {"state": "ENDED"}
-    ]
-
-
-def test_a_requeued_job_is_decided_about_again(world: World) -> None:
-    """It keeps its id: what its first run said of its end holds no longer once the next one registers."""
-    job = world.elastic()
-    world.settle()
-    over = Happening(0, "finished", job.generation, job.pieces, job.batch, world.slurm.now, exit_code=143)
-    world.controller.happened(job.job_id, over)
-    world.round()
-    before = len(world.store.decisions.of(job.job_id, 100))
-    base, *companions = job.pieces
-    for piece in companions:
-        world.slurm.client("games").cancel(piece.slurm_job_id)
-    job.pieces, job.generation = (base,), job.generation + 1
-    job.register()
-    world.settle()
-    assert len(world.store.decisions.of(job.job_id, 100)) > before
-    assert job.gpus == 24
-    job.crash()
-    world.settle()
-    row = world.store.jobs.get(job.job_id)
-    assert row is not None and row.state == "ENDED"
-
-
-def test_the_first_world_of_an_unmanaged_job_is_no_restart(world: World) -> None:
-    """Its registration opens no allocation, its first world does; the next world is a restart."""
-    job = world.slurm.submit(Component(1, 4), user="games", comment="elastic:gpus=8-16,batch=256")
-    pieces = (Piece(job, "base", ("n1",), 4),)
-    register(world, job, registration(*pieces))
-    world.rounds.run()
-    for generation in (1, 2):
-        world.slurm.now += 1
-        world.controller.happened(job, Happening(0, "running", generation, pieces, 256, world.slurm.now))
-    assert [row.reason for row in world.store.allocations.rows(job)] == ["registered", "restart"]
-
-
-@pytest.mark.parametrize("ahead", [90, 1e6])
-def test_a_clock_that_is_wrong_is_not_believed(world: World, ahead: float) -> None:
-    """A node whose clock is ahead does not write history."""
-    job = world.elastic()
-    job.step()
-    phase = Happening(0, "running", 1, job.pieces, 480, world.slurm.now + ahead)
-    world.controller.happened(job.job_id, phase)
-    assert world.store.allocations.rows(job.job_id)[-1].start <= world.slurm.now
 
 
 def test_a_resize_is_handed_out_while_it_can_be_carried_out(world: World) -> None:
