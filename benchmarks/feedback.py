@@ -51,19 +51,19 @@ class Feedback(Simulation):
         for i in set(self.running).difference(chosen):
             self._suspend(i)
         for i in chosen:
-            if i not in self.running:
-                self._start_as_asked(i)
-        self._wait([i for i in order if i not in self.running])
+            if i not in self.running and self.slurm.start(i + 1, self.now):
+                self._started(i)
+        self._drop_new()
         soonest = min((falls_in(self.jobs[i]) for i in self.running), default=INFINITE)
         if self.waiting and soonest < INFINITE:
             self._want_decision(self.now + max(1.0, soonest))
 
-    def _wait(self, back: list[int]) -> None:
-        """The others wait; in drop mode those that never ran are dropped."""
-        new = [i for i in back if self.settings.drop and self.jobs[i].start_s < 0]
-        for i in new:
-            self.jobs[i].dropped = True
-        self.waiting = [i for i in back if i not in new]
+    def _drop_new(self) -> None:
+        """In drop mode those that never ran are dropped."""
+        for i in self.waiting if self.settings.drop else ():
+            if self.jobs[i].start_s < 0:
+                self.jobs[i].dropped = True
+                self.cluster.end(i)
 
     def _suspend(self, i: int) -> None:
         """Take a running job off its GPUs; its progress is kept."""
@@ -71,6 +71,7 @@ class Feedback(Simulation):
         job.version += 1
         job.held = job.gpus = 0
         self._left(i)
+        self.cluster.submit(i)
 
 
 def simulate_feedback(

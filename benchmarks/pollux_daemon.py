@@ -183,7 +183,7 @@ class Daemon(Elastic):
 
     def _pause(self, i: int, seconds: float | None = None) -> None:
         job = self.jobs[i]
-        job.nodes = self.nodes.count(i)
+        job.nodes = len(self.cluster.held(i))
         job.resume_at = max(self.now, job.resume_at) + (self.ours.pause_s if seconds is None else seconds)
         job.since = job.resume_at
         if seconds is None:
@@ -201,10 +201,10 @@ class Daemon(Elastic):
         for name in alive:
             if name not in self.came:
                 self.came.add(name)
-                self.waiting.append(self.names[name])
+                self.cluster.submit(self.names[name])
         for i, job in self.running.items():
             self.states.report(i, job, now)
-        self._start_in_order()
+        self._schedule()
         begun = -1
         while begun < self.resizes:  # a growth onto what a shrink frees is begun by the next round, seconds later
             begun = self.resizes
@@ -258,7 +258,7 @@ def policy_of(module: ModuleType, trace: Sequence[TraceJob], ours: Ours) -> Any:
             out = {}
             for i, job in daemon.running.items():
                 name = job.trace.job_id
-                held = daemon.nodes.held[i]
+                held = daemon.cluster.held(i)
                 out[name] = [node for node in sorted(held) for _ in range(held[node])]
                 self.true[name].target_batch_size = job.batch
                 if out[name] == base_allocations.get(name):  # a new batch counts from now on

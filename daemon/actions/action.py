@@ -227,17 +227,6 @@ class Resume(_OfResize):
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
-    """Begin a resize: it is on the disk before its supervisor can see it. The id in it is not looked at."""
-
-    resize: Resize
-
-    @property
-    def job_id(self) -> int:
-        return self.resize.job_id
-
-
-@dataclass(frozen=True, slots=True)
 class Advance:
     """Write down how far a resize that the daemon itself carries out has come, before what follows is done."""
 
@@ -257,4 +246,5 @@ class Close:
     detail: str
 
 
-Action = Act | Begin | Advance | Close
+Action = Act | Resize | Advance | Close
+"""A Resize is to begin: it is on the disk before its supervisor can see it, and its id is not looked at."""

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.protocol.codes import EventKind
 from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable, StoreError
+from slurm_elastic.protocol.messages import Resize
 
 from ..slurm.commands import says_ended
 from ..slurm.model import Job
-from .action import Act, Action, Advance, Begin, Close, SlurmWrites
+from .action import Act, Action, Advance, Close, SlurmWrites
 from .refusals import ALL, Concerned, Refusals
 
 if TYPE_CHECKING:
@@ -97,9 +98,9 @@ class Executor:
         the log. All resizes that begin one after the other are on the disk before a supervisor can see one.
         """
         done: list[Action] = []
-        for begins, group in groupby(actions, lambda action: isinstance(action, Begin)):
+        for begins, group in groupby(actions, lambda action: isinstance(action, Resize)):
             if begins:
-                done += self._begin([action for action in group if isinstance(action, Begin)], act)
+                done += self._begin([action for action in group if isinstance(action, Resize)], act)
                 continue
             for action in group:
                 if (isinstance(action, Close) or (act and self._may_ask())) and self._do(action, jobs, resizes):
@@ -130,13 +131,13 @@ class Executor:
         )  # fmt: skip
         self._notify(action.job_id)
 
-    def _begin(self, begins: Sequence[Begin], act: bool) -> list[Action]:
+    def _begin(self, begins: Sequence[Resize], act: bool) -> list[Action]:
         """Begin resizes; those that have begun."""
         if not act or self.tripped:
             return []
         now = self.clock()
         try:
-            rows, refused = self.store.resizes.begin_all([one.resize for one in begins], now)
+            rows, refused = self.store.resizes.begin_all(begins, now)
         except StoreError as error:
             log.warning("no resize begins: %s", error)
             return []

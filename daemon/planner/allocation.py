@@ -1,8 +1,8 @@
-"""The optimizer's part of a plan: every pool's GPUs divided among its movable jobs, as target_sizes with their reasons.
+"""The optimizer's part of a plan: every pool's GPUs divided among its movable jobs, as target sizes with their reasons.
 
-Promise: target_sizes keep within the pools' capacities and the limits; pools that no plan can be made for stay as they
+Promise: target sizes keep within the pools' capacities and the limits; pools that no plan can be made for stay as they
 are, and the others get theirs all the same.
-Limit: an target_size says how many GPUs, not which; whether nodes can be found for it is decided with the moves.
+Limit: a target size says how many GPUs, not which; whether nodes can be found for it is decided with the moves.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _at_rest(members: Sequence[Candidate], best: PoolPlan, stay: PoolPlan) -> Po
 
 
 class PoolAllocation:
-    """What comes of dividing once: `share` gives the target_sizes and fills the rest in."""
+    """What comes of dividing once: `allocate` gives the target sizes and fills the rest in."""
 
     def __init__(self, context: RoundContext) -> None:
         self.context, self.inputs, self.limits = context, context.inputs, context.limits

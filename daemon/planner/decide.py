@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from slurm_elastic.protocol.messages import Shape
+from slurm_elastic.db.rows import DecisionRow
+from slurm_elastic.protocol.messages import Resize, Shape
 
 from ..capacity.ledger import Ledger, Pool, pool_of, pools
-from ..capacity.make_room import Room, make_room
+from ..capacity.make_room import Room, RoomMade, make_room
 from ..capacity.pending_jobs import Need, lasting, may_have_started, needs, unlisted_gpus
 from ..capacity.placement import take
 from ..capacity.shrink_options import ShrinkableJob
 from ..capacity.slurm_limits import LimitUsage
+from ..mechanisms.timeouts import companion_wait_s
 from ..optimizer.policies import POLICIES
 from ..optimizer.weights import (
     GroupShare,
@@ -44,8 +46,8 @@ MOST_BATCHES = 256
 """Changes of a batch alone that one round begins: each is written to the disk before its supervisor hears of it."""
 
 
-@dataclass(slots=True)
-class Decisions:
+@dataclass(slots=True, eq=False)
+class Plan:
     """What a round decides, with what it went by."""
 
     context: RoundContext
@@ -68,9 +70,28 @@ class Decisions:
     """At which sizes waiting jobs that have never run are to start."""
     left: Ledger | None = None
     """What is free once all of it is done."""
+    rows: tuple[DecisionRow, ...] = ()
+    """Of every elastic job, but those whose decision is the one that stands."""
+
+    @property
+    def resizes(self) -> tuple[Resize, ...]:
+        """Those to begin now."""
+        settings, site = self.context.inputs.settings, self.context.inputs.site
+        bases = [(move, move.target_size.running.job.base) for move in self.begun]
+        return tuple(move.resize(companion_wait_s(settings, site, one.user, one.partition)) for move, one in bases)
+
+    @property
+    def served(self) -> tuple[RoomMade, ...]:
+        """What waiting jobs get."""
+        return self.context.room.served
+
+    @property
+    def fell_back(self) -> str | None:
+        """Why the site's policy did not plan, and the built-in one did; empty: it planned; None: it was not asked."""
+        return self.allocation.fell_back
 
 
-def decide(inputs: Inputs) -> Decisions:
+def decide(inputs: Inputs) -> Plan:
     """The decisions of one round."""
     inputs.tables.turn()
     POLICIES[inputs.settings.policy].begin_round()
@@ -82,9 +103,7 @@ def decide(inputs: Inputs) -> Decisions:
     context = before.context(room)
     resumes = comebacks(inputs, context.room.ledger)
     by_pool = _by_pool(context, found, places)
-    made = Decisions(
-        context, PoolAllocation(context), places, withdrawn=_withdrawn(context), resumes=resumes, first=first
-    )
+    made = Plan(context, PoolAllocation(context), places, withdrawn=_withdrawn(context), resumes=resumes, first=first)
     nodes = reachable(inputs, context.running_jobs, places)
     context.asleep.update(asleep(inputs.snapshot, nodes))
     target_sizes: list[TargetSize] = []
@@ -156,7 +175,7 @@ def _first_sizes(before: _BeforeRoom, found: Sequence[Pool], places: Mapping[int
     def divide(candidates: Sequence[StartingJob], room: Room) -> dict[int, int]:
         """What the plan of a round in which only the others get room would give them too."""
         context = before.context(room)
-        made, by_pool = Decisions(context, PoolAllocation(context), places), _by_pool(context, found, places)
+        made, by_pool = Plan(context, PoolAllocation(context), places), _by_pool(context, found, places)
         planned = {one.need.job_id: one.script.gpus for one in candidates}
         for pool in found:
             own = [one for one in candidates if pool_of(found, one.job.base) is pool]
@@ -223,7 +242,7 @@ def _withdrawn(context: RoundContext) -> dict[int, int]:
     return {job_id: need for job_id, need in given if context.running_jobs[job_id].growing}
 
 
-def _group(made: Decisions, pool: Pool, running_jobs: list[RunningJob]) -> tuple[list[TargetSize], Group]:
+def _group(made: Plan, pool: Pool, running_jobs: list[RunningJob]) -> tuple[list[TargetSize], Group]:
     """The fixed targets of the jobs of one pool, and what the optimizer is to share out among the others."""
     context = made.context
     reserve = context.inputs.settings.rigid_reserve_gpus * len(pool.partitions)

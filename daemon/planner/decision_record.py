@@ -1,6 +1,7 @@
-"""What is written down about a round's decisions: the rows that `selastic explain` reads. Pure.
+"""One round's plan with what is written down about it: the rows that `selastic explain` reads. Pure.
 
-Evidence is the record of protocol/answers/explain.py. Nothing here decides; what is not known is left out.
+Promise: a row for every elastic job that runs or waits, whether or not anything becomes of it, unless the same decision
+stands already. Limit: nothing here decides; what is not known is left out of the Evidence.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from ..optimizer.models.throughput import ThroughputModel
 from ..optimizer.speedups import doubts_at, speeds_at
 from ..optimizer.weights import GroupShare
 from ..slurm.model import Size
-from .decide import Decisions
+from .context import Inputs
+from .decide import Plan, decide
 from .moves import Move, nearest_batch
 from .pools.candidate import Candidate, rests
 from .pools.gain import progress_of
@@ -63,10 +65,18 @@ _SPEEDS = [name for name in Speeds.__dataclass_fields__ if name != "considered"]
 """The fields of Evidence that they are."""
 
 
+def plan_round(inputs: Inputs, with_rows: bool = True) -> Plan:
+    """The plan of one round. with_rows: False: nobody reads the rows, and there are none."""
+    plan = decide(inputs)
+    if with_rows:
+        plan.rows = tuple(DecisionRecord(plan).rows())
+    return plan
+
+
 class DecisionRecord:
     """What is written down of the decisions of one round."""
 
-    def __init__(self, made: Decisions) -> None:
+    def __init__(self, made: Plan) -> None:
         self.made, self.context, self.inputs = made, made.context, made.context.inputs
         self.settings, self.now = self.inputs.settings, self.inputs.now
         self.begun = {move.target_size.running.job_id for move in made.begun}

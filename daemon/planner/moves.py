@@ -47,7 +47,7 @@ class TargetSize:
 
 @record(frozen=True, slots=True)
 class Move:
-    """An target_size with its pieces. `later` says why it cannot be begun in this round; empty when it can."""
+    """A target size with its pieces. `later` says why it cannot be begun in this round; empty when it can."""
 
     target_size: TargetSize
     keep: tuple[Piece, ...]
@@ -119,8 +119,8 @@ def moves(
     nodes: Mapping[int, frozenset[str]],
     companions: CompanionLimits | None = None,
 ) -> dict[int, Move]:
-    """A move for every target_size, by job id. `nodes`: where each job may grow. Ledger and companions are used up
-    in place."""
+    """A move for every target size, by job id. `nodes`: where each job may grow. Ledger and companions are used up in
+    place."""
     found: dict[int, Move] = {}
     placing: dict[Mechanism, list[TargetSize]] = {mechanism: [] for mechanism in registry.MECHANISMS}
     for target_size in target_sizes:
@@ -181,7 +181,7 @@ def _under(target_sizes: Sequence[TargetSize]) -> dict[str, list[str]]:
 
 
 def _place(mechanism: Mechanism, target_size: TargetSize, free: FreeNodes) -> Move:
-    """The target_size as far as the mechanism finds room for it: what only adds may add less."""
+    """The target size as far as the mechanism finds room for it: what only adds may add less."""
     running = target_size.running
     keep = without(running.pieces, target_size.forced) if mechanism.adds else ()
     kept = sum(piece.gpus for piece in keep)

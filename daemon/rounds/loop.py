@@ -20,8 +20,9 @@ from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable, StoreError
+from slurm_elastic.protocol.messages import Resize
 
-from ..actions.action import Action, Begin, Resume, Subject
+from ..actions.action import Action, Resume, Subject
 from ..actions.executor import Executor
 from ..api.waiters import Waiters
 from ..capacity.ledger import held_but_idle
@@ -203,7 +204,7 @@ class Rounds:
         done = self._ask(seen)
         # A job that is being requeued does not train: its next step should not wait for the interval.
         stopped = (i for i in seen.resizes.values() if i.requeues and not i.state.comes_before(ResizeState.SAVED))
-        return changed or any(not isinstance(action, Begin) for action in done) or any(stopped)
+        return changed or any(not isinstance(action, Resize) for action in done) or any(stopped)
 
     def _ask(self, seen: Observation) -> list[Action]:
         """Ask each service, put on record what it says, and do what it wants if it acts; what was done."""
@@ -285,7 +286,7 @@ class Rounds:
             self._expectations.settle(seen.in_use, store.reports.observations, store.programs.of, seen.now)
         )
         if seen.settings.mode == "act":
-            begins = {action.job_id for action in proposal.actions if isinstance(action, Begin)}
+            begins = {action.job_id for action in proposal.actions if isinstance(action, Resize)}
             self._expectations.expect(decisions, begins, seen.now)
 
     def _end_states(self, job_ids: Sequence[int]) -> Mapping[int, str]:

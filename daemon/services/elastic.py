@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.protocol.codes import EventKind, Reason, ResizeState
+from slurm_elastic.protocol.messages import Resize
 
-from ..actions.action import QUEUE, Action, Begin, Close, Subject
-from ..capacity.ledger import Ledger
+from ..actions.action import QUEUE, Action, Close, Subject
 from ..capacity.make_room import RoomMade
 from ..capacity.pending_jobs import Kind, by_node, lasting
 from ..mechanisms.requeue import COMES_BACK, bound_by_a_shrink, first_size_steps, resumes
@@ -99,7 +99,7 @@ WHOLE = Subject(QUEUE)
 class ElasticProposal(Proposal):
     """With the plan that it comes from."""
 
-    plan: Plan = field(default_factory=Plan)
+    plan: Plan = field(kw_only=True)
 
 
 class ElasticJobs(Service):
@@ -144,8 +144,10 @@ class ElasticJobs(Service):
 
     def propose(self, seen: Observation) -> ElasticProposal:
         plan = plan_round(self.inputs(seen), with_rows=seen.marks is not None)
-        actions = (*_withdrawals(plan, seen), *(Begin(resize) for resize in plan.resizes), *_resumes(plan, seen))
-        return ElasticProposal(actions, (*plan.rows, *self._of_policy(plan, seen)), plan.value, _left(plan), plan)
+        actions = (*_withdrawals(plan, seen), *plan.resizes, *_resumes(plan, seen))
+        return ElasticProposal(
+            actions, (*plan.rows, *self._of_policy(plan, seen)), plan.allocation.value, plan.left, plan=plan
+        )
 
     def explain(self, row: Row) -> str:
         return row.text if isinstance(row, Note) else sentence(row)
@@ -154,15 +156,15 @@ class ElasticJobs(Service):
         assert isinstance(proposal, ElasticProposal)
         plan = proposal.plan
         self.capacity, self.idle = sum(plan.capacity.values()), sum(plan.idle.values())
-        self._note_unlisted(plan.unlisted)
+        self._note_unlisted(plan.context.unlisted)
         self._fell_back = self._fell_back if plan.fell_back is None else plan.fell_back
         self._nonstarters.record(plan.served, seen.snapshot, seen.now)
         for action in done:
-            if isinstance(action, Begin):
+            if isinstance(action, Resize):
                 self._nonstarters.gives(
                     action.job_id, (served for served in plan.served if action.job_id in served.givers)
                 )
-        for pool in plan.trouble:
+        for pool in plan.allocation.trouble:
             log.warning("no plan for %s", pool)
 
     def undo(self, seen: Observation) -> list[Action]:
@@ -193,10 +195,6 @@ class ElasticJobs(Service):
         if left_out != self._left_out:
             self._left_out = left_out
             log.warning("GPUs in use by no job that Slurm lists: %s", by_node(left_out) or "none any more")
-
-
-def _left(plan: Plan) -> Ledger | None:
-    return plan.decisions.left if plan.decisions is not None else None
 
 
 def _withdrawals(plan: Plan, seen: Observation) -> list[Action]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .engine import Simulation
+from .engine import Simulation, speed
 from .jobs import SimulatedJob, SimulationSettings
+from .slurm.free_gpus import FreeGpus
 
 MOST_TRIED = 500
 """Waiting jobs looked at behind the first: Slurm's bf_max_job_test. `static` looks at none."""
@@ -26,53 +27,40 @@ class Backfill(Simulation):
     def _decide(self) -> None:
         self.decisions += 1
         self.decided_at = self.now
-        self._start_in_order()
+        self._schedule()
         self._drop_the_waiting()
-        if len(self.waiting) < 2 or not self.nodes.idle or not self.tried:
+        if len(self.slurm.queue) < 2 or not self.slurm.gpus.idle or not self.tried:
             return
-        at, free = self._reserved(self.waiting[0])
-        for i in self.waiting[1 : self.tried + 1]:
-            if self.jobs[i].asked <= self.nodes.idle and self._beside(i, at, free):
-                self.waiting.remove(i)
+        first, *behind = [number - 1 for number in self.slurm.queue[: self.tried + 1]]
+        at, free = self._reserved(first)
+        for i in behind:
+            if self.jobs[i].asked <= self.slurm.gpus.idle:
+                self._beside(first, i, at, free)
 
-    def _reserved(self, first: int) -> tuple[float, list[int]]:
-        """(when the first of the queue can start, GPUs then free on each node)."""
-        free = list(self.nodes.free)
+    def _reserved(self, first: int) -> tuple[float, FreeGpus]:
+        """(when the first of the queue can start, the GPUs that are free then)."""
+        free = self.slurm.gpus.copy()
         for ends, i in sorted((self._ends(job), i) for i, job in self.running.items()):
-            for node, gpus in self.nodes.held[i].items():
-                free[node] += gpus
-            if self._fits(self.jobs[first].asked, free):
+            for node, gpus in self.cluster.held(i).items():
+                free.take([node], -gpus)
+            if self.cluster.places(self.jobs[first].asked, free):
                 return ends, free
         return self.now, free
 
     def _ends(self, job: SimulatedJob) -> float:
         return max(job.updated, job.resume_at) + job.left / job.rate
 
-    def _fits(self, gpus: int, free: list[int]) -> bool:
-        whole, rest = divmod(gpus, self.settings.gpus_per_node)
-        empty = sum(1 for room in free if room == self.settings.gpus_per_node)
-        some = sum(1 for room in free if room >= rest) if rest else whole
-        return empty >= whole and some >= whole + bool(rest)
-
-    def _beside(self, i: int, at: float, free: list[int]) -> bool:
+    def _beside(self, first: int, i: int, at: float, free: FreeGpus) -> None:
         """Start a job where that does not delay the first one; `free`, at that time, is kept up to date."""
-        before = list(self.nodes.free)
-        job = self.jobs[i]
-        if not self._start_as_asked(i):
-            return False
-        if self._ends(job) <= at:
-            return True
-        after = [room - was + now for room, was, now in zip(free, before, self.nodes.free, strict=True)]
-        if self._fits(self.jobs[self.waiting[0]].asked, after):
-            free[:] = after
-            return True
-        self._take_back(i)
-        return False
-
-    def _take_back(self, i: int) -> None:
-        """As if it had not started."""
-        job = self.jobs[i]
-        self._left(i)
-        del self.changes[-2:]
-        job.version += 1
-        job.start_s, job.gpus, job.held = -1.0, 0, 0
+        job, held = self.jobs[i], self.cluster.places(self.jobs[i].asked)
+        if not held:
+            return
+        if self.now + self.settings.start_s + job.left / speed(job, job.asked, len(held), job.asked_batch) > at:
+            for node, gpus in held.items():
+                free.take([node], gpus)
+            if not self.cluster.places(self.jobs[first].asked, free):
+                for node, gpus in held.items():
+                    free.take([node], -gpus)
+                return
+        self.slurm.start(i + 1, self.now)
+        self._started(i)

@@ -15,7 +15,7 @@ from slurm_elastic.db.rows import EventRow, HostPair, ResizeRow
 from slurm_elastic.protocol.codes import ResizeState
 from slurm_elastic.protocol.messages import Resize
 
-from ..actions.action import Begin, Close, Resume
+from ..actions.action import Close, Resume
 from ..capacity.roster import Roster
 from ..optimizer.job_view import Model
 from ..planner import JobState, Plan
@@ -26,7 +26,6 @@ from ..services.elastic import ElasticProposal
 from ..services.registry import Services
 from ..slurm.model import Size
 from ..slurm.site import Site
-from .cluster import Cluster
 from .engine import PROGRESS, Simulation
 from .job_states import JobStates
 from .jobs import SimulatedJob, SimulationSettings
@@ -54,7 +53,7 @@ class Elastic(Simulation):
         super().__init__(jobs, policy, settings)
         self.rules = settings.planner(policy)
         self.services = Services(self.rules)
-        self.cluster, self.states = Cluster(jobs, self.nodes), JobStates(settings)
+        self.states = JobStates(settings)
         self.site, self.resizes = Site(), 0
         self.resubmitted: dict[int, Changed] = {}
         self.happened, self.rest = False, float("inf")
@@ -73,19 +72,18 @@ class Elastic(Simulation):
 
     def observation(self) -> Observation:
         """What a round of the daemon would see now."""
-        self.cluster.queue(self.waiting)
         self.states.update((job_id, self.jobs[job_id - 1]) for job_id in self.states.stale)
         resizes = {i + 1: job.resize for i, job in self.running.items() if job.resize is not None and job.resize.open}
-        snapshot, roster = self.cluster.snapshot(self.now), Roster(self.cluster.elastic)
-        return Observation(snapshot, roster, resizes, {}, self.site, self.rules, self.now, self)
+        snapshot = self.cluster.snapshot(self.now)
+        return Observation(snapshot, Roster(self.cluster.elastic), resizes, {}, self.site, self.rules, self.now, self)
 
     def job_states(self, seen: Observation, in_vain: Collection[int]) -> Mapping[int, JobState]:
         return self.states.of
 
     def waiting_models(self, seen: Observation) -> Mapping[int, Model]:
         """Of the jobs that the queue shows."""
-        shown = (i for i in self.waiting if self.jobs[i].elastic and i + 1 in self.cluster.jobs)
-        return {i + 1: self.states.believed(self.jobs[i]) for i in shown}
+        shown = (number for number in self.slurm.queue if number in self.cluster.elastic)
+        return {number: self.states.believed(self.jobs[number - 1]) for number in shown}
 
     def resized_waiting(self, seen: Observation) -> Mapping[int, Changed]:
         return self.resubmitted
@@ -122,17 +120,16 @@ class Elastic(Simulation):
             for action in proposal.actions if seen.settings.mode == ACT else ():
                 if isinstance(action, Close):
                     self._withdraw(action.job_id)
-                elif isinstance(action, Begin):
-                    self._resize(action.resize)
+                elif isinstance(action, Resize):
+                    self._resize(action)
                 elif isinstance(action, Resume):
                     sizes[action.job_id] = action.size
-                resized = resized or isinstance(action, (Begin, Close))
+                resized = resized or isinstance(action, (Resize, Close))
             if isinstance(proposal, ElasticProposal):
                 sizes |= self._follow(proposal.plan)
             self._resubmit(sizes)
-        self._backfill()
-        for i in self.waiting if self.settings.drop else ():
-            self.cluster.end(i)
+        # As backfill: behind one that waits for others without a time limit, none delays it.
+        self._schedule(passing=True)
         self._drop_the_waiting()
         if resized:
             self._want_decision(self.now + GAP_S)
@@ -144,11 +141,9 @@ class Elastic(Simulation):
         another part than then: the plan would be the same."""
         if self.happened or self.plan is None or self.states.stale or self.now >= self.rest or self.resubmitted:
             return False
-        decisions = self.plan.decisions
-        assert decisions is not None
-        context = decisions.context
+        context = self.plan.context
         inputs = replace(context.inputs, now=self.now)
-        return weights_of(inputs, context.running_jobs, decisions.pools).factors == context.weights.factors
+        return weights_of(inputs, context.running_jobs, self.plan.pools).factors == context.weights.factors
 
     def _look_again(self) -> None:
         if self.states.of:
@@ -161,48 +156,41 @@ class Elastic(Simulation):
         if plan.fell_back:
             self.without += 1
             self.why = self.why or plan.fell_back
-        assert plan.decisions is not None
-        running_jobs = plan.decisions.context.running_jobs.values()
+        running_jobs = plan.context.running_jobs.values()
         rests = (s.until for s in running_jobs if s.until is not None and s.until > self.now)
         self.plan, self.rest = plan, min(rests, default=float("inf"))
-        return {job_id: size for job_id, size in plan.first.aims.items() if self.nodes.has(size.gpus)}
+        return {job_id: size for job_id, size in plan.first.aims.items() if self.cluster.places(size.gpus)}
 
     def _resubmit(self, sizes: Mapping[int, Size]) -> None:
         """Waiting jobs ask for other sizes from now on."""
         for job_id, size in sizes.items():
             before = self.resubmitted.get(job_id)
-            script = before.script if before else self.cluster.asks(job_id - 1)
+            asks = self.slurm.waiting[job_id]
+            script = before.script if before else Size(asks.num_nodes, asks.gpus_per_node)
             self.resubmitted[job_id] = Changed(script, size, self.now)
             self.cluster.resubmit(job_id - 1, size.gpus)
 
-    def _backfill(self) -> None:
-        """Slurm starts whoever fits: behind a job that must wait for others without a time limit, none delays it."""
-        self.waiting = [i for i in self.waiting if not self.nodes.idle or not self._start_as_asked(i)]
-
     def _arrived(self) -> None:
         """Slurm starts it at once where it can."""
-        self._start_in_order()
+        self._schedule()
         self._want_decision()
 
     def _finish(self, i: int) -> None:
         super()._finish(i)
-        self._start_in_order()
+        self._schedule()
 
     def _left(self, i: int) -> None:
         super()._left(i)
-        self.cluster.end(i)
         if self.jobs[i].elastic:
             self.states.ended(i + 1, self.jobs[i])
 
-    def _start(self, i: int, gpus: int, batch: int) -> bool:
-        if not super()._start(i, gpus, batch):
-            return False
-        job, pieces = self.jobs[i], self.cluster.start(i)
-        job.first_gpus = gpus
+    def _started(self, i: int) -> None:
+        super()._started(i)
+        job = self.jobs[i]
+        job.first_gpus = job.gpus
         self.resubmitted.pop(i + 1, None)
         if job.elastic:
-            self.states.trains(i + 1, pieces, batch, self.now)
-        return True
+            self.states.trains(i + 1, self.cluster.start(i), job.batch, self.now)
 
     def _set_rate(self, i: int) -> None:
         super()._set_rate(i)
@@ -221,7 +209,7 @@ class Elastic(Simulation):
             return
         self.cluster.keep(i, resize.keep)
         if resize.add:
-            self.cluster.grow(i, resize.add, resize.id)
+            self.cluster.grow(i, resize.add, resize.id, self.now)
         job.held = resize.gpus
         job.resized_before = job.resize
         job.resize = ResizeRow.issued(resize, self.now)

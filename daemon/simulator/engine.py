@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .cluster import Cluster
 from .jobs import SimulatedJob, SimulationSettings
-from .nodes import NodeAllocations
 
 ARRIVE, PROGRESS, DECIDE = 0, 1, 9
 """Kinds of events, in the order in which they come at one moment; a subclass's own lie between the last two."""
@@ -42,6 +42,14 @@ class Outcome:
     """How often the policy gave no plan, and why; empty where it always did."""
 
 
+def speed(job: SimulatedJob, gpus: int, nodes: int, batch: int) -> float:
+    """Of its work in a second, where it is now in its training: at this size and batch."""
+    if not job.elastic:
+        return 1.0
+    worth = job.program.efficiency(batch, 1.0 - job.left / job.work + 1e-9) if job.quality else 1.0
+    return job.program.throughput(gpus, nodes, batch) * worth
+
+
 class Simulation(ABC):
     """One policy over one set of jobs."""
 
@@ -49,17 +57,22 @@ class Simulation(ABC):
         self.jobs, self.policy, self.settings = jobs, policy, settings
         self.now, self.heap, self.sequence = 0.0, list[tuple[float, int, int, int, int]](), 0
         self.running: dict[int, SimulatedJob] = {}
-        self.waiting: list[int] = []
         self.changes = list[tuple[float, str, int, int]]()
         self.decided_at, self.due, self.decisions, self.events = float("-inf"), float("inf"), 0, 0
         self.done = 0
-        self.nodes = NodeAllocations(settings.gpus, settings.gpus_per_node)
+        self.cluster = Cluster(jobs, settings)
+        self.slurm = self.cluster.slurm
         self.handlers: dict[int, Callable[[int, int], None]] = {
             ARRIVE: self._arrive,
             PROGRESS: self._progress,
             DECIDE: self._decision,
         }
         """What happens at an event, by its kind: called with the job and the version that it was announced with."""
+
+    @property
+    def waiting(self) -> list[int]:
+        """The jobs in the queue, in its order."""
+        return [number - 1 for number in self.slurm.queue]
 
     @abstractmethod
     def _decide(self) -> None:
@@ -90,7 +103,7 @@ class Simulation(ABC):
         )
 
     def _arrive(self, i: int, version: int) -> None:
-        self.waiting.append(i)
+        self.cluster.submit(i)
         self._arrived()
 
     def _progress(self, i: int, version: int) -> None:
@@ -139,13 +152,10 @@ class Simulation(ABC):
         if job.elastic:
             done = 1.0 - job.left / job.work
             job.noise_scale = program.noise_scale(job.batch, done + 1e-9)
-            job.rate = program.throughput(job.gpus, job.nodes, job.batch)
-            job.rate *= program.efficiency(job.batch, done + 1e-9) if job.quality else 1.0
             if program.noise is not None and program.phases > 1:
                 edge = (int((done + 1e-9) * program.phases) + 1) / program.phases
                 ahead = min(ahead, max(1e-12, edge - done) * job.work)
-        else:
-            job.rate = 1.0
+        job.rate = speed(job, job.gpus, job.nodes, job.batch)
         self._push(max(self.now, job.resume_at) + ahead / job.rate, PROGRESS, i, job.version)
 
     def _finish(self, i: int) -> None:
@@ -154,59 +164,48 @@ class Simulation(ABC):
         job.version += 1
         self.done += 1
         self._left(i)
-        if self.running or self.waiting:
+        if self.running or self.slurm.queue:
             self._want_decision()
 
     def _left(self, i: int) -> None:
         """A job holds nothing any more."""
-        self.nodes.leave(i)
+        self.cluster.end(i)
         del self.running[i]
         self.changes.append((self.now, self.jobs[i].trace.job_id, 0, 0))
 
-    def _start(self, i: int, gpus: int, batch: int) -> bool:
-        """Start a job as Slurm does; False where the free GPUs do not have its shape."""
+    def _started(self, i: int) -> None:
+        """Slurm has started a job, at the size and the batch that it was submitted with."""
         job = self.jobs[i]
-        if not self.nodes.start(i, gpus):
-            return False
-        job.nodes = self.nodes.count(i)
-        job.gpus, job.held, job.batch = gpus, gpus, batch
+        job.nodes = len(self.cluster.held(i))
+        job.gpus, job.held, job.batch = job.asked, job.asked, job.asked_batch
         job.updated = job.since = self.now
         job.resume_at = self.now + self.settings.start_s
         if job.start_s < 0:
-            job.start_s, job.left = self.now, job.work
+            job.start_s = self.now
         else:  # it goes on where it was taken off
             job.moves += 1
             job.resume_at += self.settings.pause_s
             job.paused_s += self.settings.pause_s
         self.running[i] = job
-        self.changes.append((self.now, job.trace.job_id, gpus, batch))
+        self.changes.append((self.now, job.trace.job_id, job.gpus, job.batch))
         self._set_rate(i)
-        return True
 
-    def _start_as_asked(self, i: int) -> bool:
-        """Start a job at the size and the batch that it was submitted with."""
-        job = self.jobs[i]
-        return self._start(i, job.asked, job.batches.as_asked(job.asked, job.trace.batch) if job.elastic else 0)
-
-    def _start_in_order(self) -> None:
-        """First come, first served: nobody overtakes a job whose shape cannot be had."""
-        started = 0
-        while started < len(self.waiting) and self._start_as_asked(self.waiting[started]):
-            started += 1
-        del self.waiting[:started]
+    def _schedule(self, passing: bool = False) -> None:
+        """Slurm starts the jobs that it can; passing: also those behind one whose shape cannot be had."""
+        for number in self.slurm.schedule(self.now, passing):
+            self._started(number - 1)
 
     def _drop_the_waiting(self) -> None:
         """In drop mode, turn away those that have not started."""
-        if self.settings.drop:
-            for i in self.waiting:
-                self.jobs[i].dropped = True
-            self.done += len(self.waiting)
-            self.waiting = []
+        for i in self.waiting if self.settings.drop else ():
+            self.jobs[i].dropped = True
+            self.cluster.end(i)
+            self.done += 1
 
     def _pause(self, i: int, seconds: float | None = None) -> None:
         """seconds: None: as long as for a change of size."""
         job, seconds = self.jobs[i], self.settings.pause_s if seconds is None else seconds
-        job.nodes = self.nodes.count(i)
+        job.nodes = len(self.cluster.held(i))
         job.moves += 1
         job.resume_at = max(self.now, job.resume_at) + seconds
         job.paused_s += seconds

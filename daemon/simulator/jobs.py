@@ -101,7 +101,8 @@ class SimulatedJob:
     """That it trains on."""
     spread_seconds: float = 0.0
     """GPU-seconds on more nodes than its GPUs need."""
-    left: float = 0.0
+    left: float = field(init=False)
+    """Of its work."""
     rate: float = 0.0
     updated: float = 0.0
     resume_at: float = 0.0
@@ -123,6 +124,14 @@ class SimulatedJob:
     since: float = 0.0
     noise_scale: float | None = None
     """As the job measures it in its present phase."""
+
+    def __post_init__(self) -> None:
+        self.left = self.work
+
+    @property
+    def asked_batch(self) -> int:
+        """That it starts with."""
+        return self.batches.as_asked(self.asked, self.trace.batch) if self.elastic else 0
 
 
 def prepare(

@@ -184,8 +184,7 @@ class ShortJobs(Ground):
             supervisor.end()
         self.world.supervisors.clear()
         self.world.round()
-        for held in (self.world.slurm._ended, self.world.slurm._components):  # the Slurm of this soak never forgets
-            held.clear()
+        self.world.slurm.forget()
         return ""
 
     def settle(self) -> bool:

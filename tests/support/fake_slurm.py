@@ -1,8 +1,8 @@
-"""An in-memory Slurm for tests of what is built on the client. It passes the same contract tests as the real one.
+"""A Slurm for tests of what is built on the client: the simulator's model of it, behind the client's methods.
 
-What it has: jobs of whole GPUs on equal nodes, first in first out with the lowest node first, heterogeneous jobs,
-owners, shrink, cancel, requeue at another size and reservations with Slurm's refusals. Limit: no time passes and no job
-ends by itself; memory, processors, priorities, time limits and dependencies are recorded and have no effect.
+It passes the same contract tests as the real one. What it adds to the model: owners, a queue that is looked at
+whenever something changes, slurmctld and slurmdbd that cannot be reached, and Slurm's refusals in its words.
+Limit: no time passes and no job ends by itself.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from slurm_elastic.daemon.simulator.slurm.controller import Slurm
 from slurm_elastic.daemon.slurm.accounting import QosUser, SlurmLimit
 from slurm_elastic.daemon.slurm.fair_share import ShareTree
-from slurm_elastic.daemon.slurm.model import Job, Node, Partition, Size, SlurmClient, Snapshot
+from slurm_elastic.daemon.slurm.model import Job, Node, Size, SlurmClient, Snapshot
 from slurm_elastic.daemon.slurm.site import PartitionRules, Reservation, Site
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
 
@@ -70,17 +71,16 @@ class FakeSlurm:
         """Listed by `shares`; None: there is no slurmdbd. With one, `site` says that Slurm's priorities count it."""
         self._lock = threading.RLock()
         self._ids = itertools.count(1)
-        self._jobs: dict[int, Job] = {}
-        self._components: dict[int, Component] = {}
+        self._asked: dict[int, Job] = {}
+        """Jobs as they were submitted, or last given a size while they waited."""
         self._ended: dict[int, Job] = {}
         self.ended_as: dict[int, str] = {}
         """The states of ended jobs that it still remembers."""
-        self._reserved: dict[str, tuple[str, ...]] = {}
         type_of_gpu = gpu_type if gpus_per_node else ""
-        self._nodes = {
-            name: Node(name, frozenset({"IDLE"}), ("main",), gpus_per_node, 0, type_of_gpu, cpus_per_node, 0, 16384)
+        self.model = Slurm(
+            Node(name, frozenset({"IDLE"}), ("main",), gpus_per_node, 0, type_of_gpu, cpus_per_node, 0, 16384)
             for name in (f"n{i}" for i in range(1, nodes + 1))
-        }
+        )
 
     def client(self, user: str = ROOT) -> FakeClient:
         """What this user can do."""
@@ -102,8 +102,8 @@ class FakeSlurm:
         """
         with self.answering():
             ids = [next(self._ids) for _ in components]
-            for offset, (job_id, asked) in enumerate(zip(ids, components, strict=True)):
-                job = Job(
+            parts = [
+                Job(
                     job_id,
                     "PENDING",
                     user,
@@ -113,7 +113,7 @@ class FakeSlurm:
                     user,
                     "main",
                     "normal",
-                    "None",
+                    "Resources",
                     num_nodes=asked.nodes,
                     gpus=asked.nodes * asked.gpus_per_node,
                     gpus_per_node=asked.gpus_per_node,
@@ -123,85 +123,42 @@ class FakeSlurm:
                     required_nodes=asked.node_list,
                     het_job_id=ids[0] if len(ids) > 1 else 0,
                     het_offset=offset,
-                    batch_host="?" if batch else "",
                 )
-                self._jobs[job_id] = replace(job, reason="Resources", **fields)  # type: ignore[arg-type]
-                self._components[job_id] = asked
+                for offset, (job_id, asked) in enumerate(zip(ids, components, strict=True))
+            ]
+            parts = [replace(one, **fields) for one in parts]  # type: ignore[arg-type]
+            self._asked.update((one.job_id, one) for one in parts)
+            self.model.submit(*parts, script=batch)
             self.schedule()
             return ids[0]
 
     def finish(self, job_id: int) -> None:
         """The job ends by itself, all its components with it."""
         with self._lock:
-            for component in self._whole(job_id):
-                self._end(component)
+            for one in self.model.components(job_id):
+                self._ended[one] = self._job(one)
+            self.model.end(job_id)
             self.schedule()
+
+    def forget(self) -> None:
+        """Nothing is known any more of jobs that have ended."""
+        self._ended.clear()
+        self._asked = {job_id: job for job_id, job in self._asked.items() if self.model.get(job_id)}
 
     def set_node_state(self, name: str, *flags: str) -> None:
         """The node's state and flags, such as "IDLE", "DRAIN"; none: back to what its jobs make of it."""
         with self._lock:
-            self._nodes[name] = replace(self._nodes[name], flags=frozenset(flags or {"IDLE"}))
+            self.model.set_state(name, frozenset(flags or {"IDLE"}))
             self.schedule()
 
     def schedule(self) -> None:
-        """Start what fits, strictly in the order of submission."""
-        for job_id in sorted(self._jobs):
-            whole = self._whole(job_id)
-            if self._jobs[job_id].state != "PENDING" or whole[0] != job_id:
-                continue
-            if any(self._jobs[one].reason.startswith(("JobHeld", "Dependency")) for one in whole):
-                continue
-            if self._jobs[job_id].eligible_time > self.now:
-                continue
-            started: list[int] = []
-            for one in whole:
-                if not self._start(one):
-                    break
-                started.append(one)
-            if len(started) < len(whole):
-                for one in started:
-                    self._jobs[one] = replace(self._jobs[one], state="PENDING", nodes=(), start_time=None)
-                if not self._reserved:  # those after it may be meant to pass it
-                    return
+        """Start what fits, strictly in the order of submission; those after a job beside a reservation may pass it."""
+        self.model.schedule(self.now, passing=bool(self.model.reservations))
 
-    def _start(self, job_id: int) -> bool:
-        job, asked = self._jobs[job_id], self._components[job_id]
-        room = [
-            name
-            for name, node in self._nodes.items()
-            if node.schedulable
-            and node.gpus - self._used(name) >= asked.gpus_per_node
-            and not any(name in nodes for other, nodes in self._reserved.items() if other != job.reservation)
-        ]
-        chosen = list(job.required_nodes) + [name for name in room if name not in job.required_nodes]
-        chosen = sorted(chosen[: asked.nodes], key=list(self._nodes).index)
-        if len(chosen) < asked.nodes or not set(chosen) <= set(room):
-            return False
-        self._jobs[job_id] = replace(
-            job,
-            state="RUNNING",
-            reason="",
-            nodes=tuple(chosen),
-            batch_host=chosen[0] if job.batch_host else "",
-            gpu_type=self._nodes[chosen[0]].gpu_type if job.gpus else "",
-            start_time=self.now,
-        )
-        return True
-
-    def _used(self, node: str) -> int:
-        return sum(job.gpus_per_node for job in self._jobs.values() if node in job.nodes)
-
-    def _whole(self, job_id: int) -> list[int]:
-        """The job and, when it is the first component of a heterogeneous one, all the others."""
-        first = self._jobs[job_id].het_job_id
-        if not first:
-            return [job_id]
-        return (
-            [job_id] if first != job_id else sorted(one for one, job in self._jobs.items() if job.het_job_id == first)
-        )
-
-    def _end(self, job_id: int) -> None:
-        self._ended[job_id] = self._jobs.pop(job_id)
+    def _job(self, job_id: int) -> Job:
+        job = self.model.get(job_id)
+        assert job is not None
+        return job
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[FakeSlurm]:
@@ -212,7 +169,7 @@ class FakeSlurm:
             yield self
 
     def _owned(self, job_id: int, user: str, what: str) -> Job:
-        job = self._jobs.get(job_id) or self._ended.get(job_id)
+        job = self.model.get(job_id) or self._ended.get(job_id)
         if job is None:
             raise SlurmRefused(f"Slurm refused to {what} job {job_id}: Invalid job id specified for job {job_id}")
         if user not in (ROOT, job.user):
@@ -230,15 +187,12 @@ class FakeClient(SlurmClient):
 
     def snapshot(self) -> Snapshot:
         with self._slurm.answering() as slurm:
-            jobs = {
-                one: replace(job, batch_host="") if job.state == "PENDING" else job for one, job in slurm._jobs.items()
-            }
-            nodes = {name: self._node(node) for name, node in slurm._nodes.items()}
-            return Snapshot(slurm.now, jobs, nodes, {"main": Partition("main")})
+            return slurm.model.snapshot(slurm.now)
 
     def site(self) -> Site:
         with self._slurm.answering() as slurm:
-            kept = (Reservation(name, nodes, slurm.now, slurm.now + 600) for name, nodes in slurm._reserved.items())
+            reserved = slurm.model.reservations.items()
+            kept = (Reservation(name, nodes, slurm.now, slurm.now + 600) for name, nodes in reserved)
             checks, counts = bool(slurm.qos_users), slurm.share_tree is not None
             return Site(slurm.now, slurm.limits, {}, tuple(kept), checks_qos=checks, counts_shares=counts)
 
@@ -277,7 +231,8 @@ class FakeClient(SlurmClient):
 
     def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
         with self._slurm.answering() as slurm:
-            return {job.job_id: job.excluded_nodes for job in slurm._jobs.values() if job.excluded_nodes}
+            jobs = slurm.model.snapshot(slurm.now).jobs.values()
+            return {job.job_id: job.excluded_nodes for job in jobs if job.excluded_nodes}
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         kept = set(nodes)
@@ -285,71 +240,67 @@ class FakeClient(SlurmClient):
             job = slurm._owned(job_id, self._user, "change")
             if job.partition in slurm.vetoed:
                 raise SlurmRefused(f"Slurm refused to change job {job_id}: Unspecified error for job {job_id}")
-            if (
-                not kept
-                or not kept <= set(job.nodes or slurm._nodes)
-                or (job.nodes and job.batch_host not in {"", *kept})
-            ):
+            here = job.nodes or slurm.model.nodes
+            if not kept or not kept <= set(here) or job.batch_host not in {"", *kept}:
                 raise SlurmRefused(
                     f"Slurm refused to change job {job_id}: Invalid node name specified for job {job_id}"
                 )
-            if job.state == "PENDING":
-                slurm._jobs[job_id] = replace(job, required_nodes=tuple(nodes))
+            if job.pending:
+                slurm.model.change(job_id, required_nodes=tuple(nodes))
                 return
-            left = tuple(name for name in job.nodes if name in kept)
-            slurm._jobs[job_id] = replace(job, nodes=left, num_nodes=len(left), gpus=len(left) * job.gpus_per_node)
+            slurm.model.shrink(job_id, kept)
             slurm.schedule()
 
     def cancel(self, job_id: int) -> None:
         with self._slurm.answering() as slurm:
-            if job_id not in slurm._jobs:
+            if slurm.model.get(job_id) is None:
                 return
             job = slurm._owned(job_id, self._user, "cancel")
-            if job.state == "PENDING" and job.het_job_id not in (0, job_id):
+            if job.pending and job.het_job_id not in (0, job_id):
                 raise SlurmRefused(
                     f"Slurm refused to cancel job {job_id}: Operation not permitted on individual component of "
                     "heterogeneous job"
                 )
-            for one in slurm._whole(job_id):
-                slurm._end(one)
-            slurm.schedule()
+            slurm.finish(job_id)
 
     def requeue(self, job_id: int) -> None:
         with self._slurm.answering() as slurm:
             job = slurm._owned(job_id, self._user, "requeue")
-            if job.state != "RUNNING" or not job.batch_host:
-                said = "Job is pending execution" if job.batch_host else "Only batch jobs are accepted or processed"
+            if not job.running or not job.batch_host:
+                said = "Job is pending execution" if job.pending else "Only batch jobs are accepted or processed"
                 raise SlurmRefused(f"Slurm refused to requeue job {job_id}: {said} for job {job_id}")
-            asked = slurm._components[job_id]
-            slurm._jobs[job_id] = replace(
-                job,
-                state="PENDING",
-                reason="BeginTime",
-                nodes=(),
-                start_time=None,
-                restarts=job.restarts + 1,
-                eligible_time=slurm.now + BEGIN_S,
-                num_nodes=asked.nodes,
-                gpus=asked.nodes * asked.gpus_per_node,
-                gpus_per_node=asked.gpus_per_node,
+            asked = slurm._asked[job_id]
+            slurm.model.end(job_id)
+            slurm.model.submit(
+                replace(
+                    job,
+                    state="PENDING",
+                    reason="BeginTime",
+                    nodes=(),
+                    batch_host="",
+                    start_time=None,
+                    restarts=job.restarts + 1,
+                    eligible_time=slurm.now + BEGIN_S,
+                    num_nodes=asked.num_nodes,
+                    gpus=asked.gpus,
+                    gpus_per_node=asked.gpus_per_node,
+                    cpus=asked.cpus,
+                )
             )
             slurm.schedule()
 
     def asked_size(self, job_id: int) -> Size:
         with self._slurm.answering() as slurm:
-            job = slurm._jobs[job_id]
+            job = slurm._job(job_id)
             return Size(job.num_nodes, job.asked_per_node, tasks_per_node=1, cpus_per_task=1)
 
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
         with self._slurm.answering() as slurm:
             job = slurm._owned(job_id, self._user, "change")
-            if job.state != "PENDING" or not job.asked_per_node:
+            if not job.pending or not job.asked_per_node:
                 raise SlurmRefused(f"Slurm refused to change job {job_id}: Job is no longer pending execution")
-            slurm._components[job_id] = replace(
-                slurm._components[job_id], nodes=size.nodes, gpus_per_node=size.gpus_per_node, node_list=()
-            )
-            slurm._jobs[job_id] = replace(
-                job,
+            slurm.model.change(
+                job_id,
                 reason="None",
                 required_nodes=() if size.anywhere else job.required_nodes,
                 num_nodes=size.nodes,
@@ -358,33 +309,27 @@ class FakeClient(SlurmClient):
                 asked_per_node=size.gpus_per_node,
                 cpus=size.nodes,
                 eligible_time=slurm.now,
-                reservation=reservation if reservation in slurm._reserved else "",
+                reservation=reservation if reservation in slurm.model.reservations else "",
             )
+            slurm._asked[job_id] = slurm._job(job_id)
             slurm.schedule()
 
     def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
         with self._slurm.answering() as slurm:
             if self._user != ROOT:
                 raise SlurmRefused(f"Slurm refused to make reservation {name}: Invalid user id")
-            slurm._reserved[name] = tuple(nodes)
+            slurm.model.reservations[name] = tuple(nodes)
 
     def unreserve(self, name: str, job_id: int = 0) -> None:
         with self._slurm.answering() as slurm:
-            if job_id in slurm._jobs:
-                slurm._jobs[job_id] = replace(slurm._jobs[job_id], reservation="")
-            slurm._reserved.pop(name, None)
+            if slurm.model.get(job_id):
+                slurm.model.change(job_id, reservation="")
+            slurm.model.reservations.pop(name, None)
             slurm.schedule()
 
     def set_comment(self, job_id: int, text: str) -> None:
         if not text.isprintable():
             raise SlurmRefused(f"comment={text[:60]!r} of job {job_id}: accepted are printable characters.")
         with self._slurm.answering() as slurm:
-            slurm._jobs[job_id] = replace(slurm._owned(job_id, self._user, "change"), comment=text)
-
-    def _node(self, node: Node) -> Node:
-        held = [job for job in self._slurm._jobs.values() if node.name in job.nodes]
-        used = sum(job.gpus_per_node for job in held)
-        flags = node.flags
-        if held:
-            flags = flags - {"IDLE"} | {"MIXED"}
-        return replace(node, flags=flags, gpus_used=used, cpus_used=len(held))
+            slurm._owned(job_id, self._user, "change")
+            slurm.model.change(job_id, comment=text)

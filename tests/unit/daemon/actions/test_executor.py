@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from slurm_elastic.daemon.actions.action import NODE, Act, Begin, Cancel, Close, Shrink, SlurmWrites, Subject
+from slurm_elastic.daemon.actions.action import NODE, Act, Cancel, Close, Shrink, SlurmWrites, Subject
 from slurm_elastic.daemon.actions.executor import ROUND_ASKS, ROUND_ASKS_S, Executor
 from slurm_elastic.daemon.slurm.model import Job
 from slurm_elastic.db.rows import ResizeRow
@@ -73,7 +73,7 @@ def test_who_waits_hears_of_a_resize_before_slurm_is_asked_for_more() -> None:
     """And only once it is stored: what follows may take Slurm long, or fail."""
     script = Script()
     executor = script.executor(notify=lambda job_id: script.log.append(f"job {job_id} hears"))
-    executor.run([Begin(Resize(3, 2, (), (), 4, 8, "grow", 60.0)), CANCEL, Close(2, 7, ResizeState.DONE, "")], act=True)
+    executor.run([Resize(3, 2, (), (), 4, 8, "grow", 60.0), CANCEL, Close(2, 7, ResizeState.DONE, "")], act=True)
     begun = ["resizes begin", "event resize_issued", "job 2 hears"]
     assert script.log[:3] == begun and script.log[3:5] == ["event cancel", "cancel 5"]
     assert script.log[-2:] == ["resize 7 done", "job 2 hears"]

@@ -166,7 +166,7 @@ def test_a_refused_requeue_keeps_no_nodes(tmp_path: Path, monkeypatch: pytest.Mo
     kept: list[bool] = []
 
     def refuse(_: FakeClient, job_id: int) -> None:
-        kept.append(bool(world.slurm._reserved))
+        kept.append(bool(world.slurm.model.reservations))
         raise SlurmRefused(f"Slurm refused to requeue job {job_id}: Access/permission denied")
 
     monkeypatch.setattr(FakeClient, "requeue", refuse)
@@ -174,7 +174,7 @@ def test_a_refused_requeue_keeps_no_nodes(tmp_path: Path, monkeypatch: pytest.Mo
     for _ in range(6):
         world.round(2.0)
     assert kept == [True], "asked once, with its nodes kept"
-    assert not world.slurm._reserved and not world.store.resizes.under_way()
+    assert not world.slurm.model.reservations and not world.store.resizes.under_way()
     base = world.snapshot().jobs[job.job_id]
     assert base.running and base.restarts == 0 and job.gpus == 4
 
@@ -284,7 +284,7 @@ def test_a_pin_below_a_node_is_reached_by_requeue(tmp_path: Path) -> None:
     world.settle()
     base = world.snapshot().jobs[job.job_id]
     assert (base.gpus, base.num_nodes, base.restarts, job.gpus) == (2, 1, 1, 2)
-    assert not world.slurm._reserved
+    assert not world.slurm.model.reservations
     row = world.store.allocations.rows(job.job_id)[-1]
     assert row.reason == REQUEUE and row.pause_s > 0 and row.gpus == 2
     assert (
@@ -322,7 +322,7 @@ def test_a_job_that_writes_no_checkpoint_is_not_put_back(tmp_path: Path) -> None
     assert not world.store.resizes.under_way() and world.snapshot().jobs[job.job_id].restarts == 0
     last = world.store.resizes.last_closed(job.job_id)
     assert last is not None and last.state == "failed" and "no checkpoint" in last.detail
-    assert job.gpus == 4 and not world.slurm._reserved
+    assert job.gpus == 4 and not world.slurm.model.reservations
 
 
 def test_without_via_requeue_nothing_is_requeued(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_a_daemon_that_dies_in_a_requeue_goes_on(tmp_path: Path, after: int) -> 
     world.boot()
     world.settle()
     base = world.snapshot().jobs[job.job_id]
-    assert (base.gpus, base.restarts, job.gpus) == (2, 1, 2) and not world.slurm._reserved
+    assert (base.gpus, base.restarts, job.gpus) == (2, 1, 2) and not world.slurm.model.reservations
 
 
 def test_a_daemon_that_never_comes_back_holds_no_job(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_daemon_that_never_comes_back_holds_no_job(tmp_path: Path) -> None:
     while world.snapshot().jobs[job.job_id].running:
         world.round(1.0)
     world.slurm.now += 130
-    world.slurm._reserved.clear()  # it has ended by itself
+    world.slurm.model.reservations.clear()  # it has ended by itself
     world.slurm.schedule()
     assert world.snapshot().jobs[job.job_id].running
     world.boot()

@@ -38,7 +38,8 @@ def test_the_same_inputs_give_the_same_plan() -> None:
         world.job(job, f"n{job}")
     first = world.plan()
     world.cluster.jobs = dict(reversed(list(world.cluster.jobs.items())))
-    assert world.plan() == first
+    second = world.plan()
+    assert (second.rows, second.resizes) == (first.rows, first.resizes)
 
 
 @pytest.mark.parametrize("policy", ["throughput", "log-goodput"])
@@ -47,7 +48,7 @@ def test_every_policy_of_the_settings_is_known_to_the_optimizer(policy: str) -> 
     world = World(2)
     world.job(1, "n1")
     world.settings = replace(SETTINGS, policy=policy)
-    assert world.plan().trouble == ()
+    assert not world.plan().allocation.trouble
 
 
 def test_a_job_that_is_no_faster_for_its_gpus_gives_them_up_and_says_so() -> None:

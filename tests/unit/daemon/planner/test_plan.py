@@ -242,7 +242,7 @@ def test_nothing_moves_when_the_queue_cannot_use_it() -> None:
     world.cluster.run(8, "n3", uid=1002)
     world.cluster.wait(9, 3)
     plan = world.plan()
-    assert plan.resizes == () and plan.unserved == (9,)
+    assert plan.resizes == () and [need.job_id for need in plan.context.room.unserved] == [9]
 
 
 def test_an_unmeasured_job_gives_way_all_the_same() -> None:
@@ -303,8 +303,8 @@ def test_gpus_that_nobody_accounts_for_stop_giving_way_for_one_round_and_one_job
     world.cluster.run(4, "n4", 4)
     world.cluster.wait(2, gpus_per_node=2)
     first = world.plan()
-    assert first.resizes == () and first.unlisted == {"n3": 2}
-    second = world.plan(unlisted_before=first.unlisted)
+    assert first.resizes == () and first.context.unlisted == {"n3": 2}
+    second = world.plan(unlisted_before=first.context.unlisted)
     assert order(second, 1).gpus == 4 and row(second, 1).evidence["unlisted"] == "2 on n3"
     world.cluster.wait(2, gpus_per_node=4)
     assert order(world.plan(), 1).gpus == 4
@@ -317,14 +317,14 @@ def test_a_job_that_started_between_two_listings_is_in_use_by_no_job_for_that_ro
     world.cluster.wait(2, gpus_per_node=4)
     world.cluster.nodes["n3"] = replace(world.cluster.nodes["n3"], gpus_used=4)
     first = world.plan()
-    assert first.unlisted == {"n3": 4}
+    assert first.context.unlisted == {"n3": 4}
     del world.cluster.jobs[2]
-    hidden = world.plan(unlisted_before=first.unlisted)
+    hidden = world.plan(unlisted_before=first.context.unlisted)
     assert row(hidden, 1).evidence["unlisted"] == "4 on n3"
     world.cluster.nodes["n3"] = replace(world.cluster.nodes["n3"], gpus_used=0)
     world.cluster.run(2, "n3", 4)
-    listed = world.plan(unlisted_before=first.unlisted)
-    assert listed.unlisted == {} and "unlisted" not in row(listed, 1).evidence
+    listed = world.plan(unlisted_before=first.context.unlisted)
+    assert listed.context.unlisted == {} and "unlisted" not in row(listed, 1).evidence
 
 
 def test_two_more_elastic_jobs_arrive_and_everyone_gets_a_share() -> None:

@@ -18,7 +18,6 @@ from slurm_elastic.daemon.models.cache import observations
 from slurm_elastic.daemon.optimizer.job_view import JobView
 from slurm_elastic.daemon.optimizer.policies import POLICIES
 from slurm_elastic.daemon.planner import Inputs, JobState, Plan, decide, plan_round
-from slurm_elastic.daemon.planner.decide import Decisions
 from slurm_elastic.daemon.planner.moves import Move, TargetSize
 from slurm_elastic.daemon.planner.running.job import RunningJob
 from slurm_elastic.daemon.planner.running.reports import Remaining
@@ -59,12 +58,10 @@ class Rounds:
     def __call__(self, inputs: Inputs, with_rows: bool = True) -> Plan:
         inputs = self._changed(inputs)
         plan, fresh = plan_round(inputs, with_rows), decide(replace(inputs, tables=Tables()))
-        kept = plan.decisions
-        assert kept is not None
-        assert decided(kept) == decided(fresh)
+        assert decided(plan) == decided(fresh)
         if self.rounds % 4 == 0:
             self._check_rows(inputs)
-        running_jobs = dict(kept.context.running_jobs)
+        running_jobs = dict(plan.context.running_jobs)
         self.reused += sum(self._before.get(job_id) is running for job_id, running in running_jobs.items())
         self.rounds, self._before = self.rounds + 1, running_jobs
         return plan
@@ -72,7 +69,7 @@ class Rounds:
     def _check_rows(self, inputs: Inputs) -> None:
         """What is written down is the same as well, and only of decisions that do not stand."""
         fresh = plan_round(replace(inputs, tables=Tables()))
-        assert plan_round(inputs) == fresh
+        assert shown(inputs) == (*decided(fresh), fresh.rows)
         new = tuple(row for row in fresh.rows if row.mark != self.marks.get(row.job_id))
         running = {job_id for job_id, job in inputs.roster.elastic.items() if job.running}
         made = plan_round(replace(inputs, marks=self.marks)).rows
@@ -134,14 +131,14 @@ class Rounds:
         return pinned
 
 
-def decided(made: Decisions) -> tuple[object, ...]:
+def decided(made: Plan) -> tuple[object, ...]:
     """Everything that a round gives to others."""
     allocation, room = made.allocation, made.context.room
     running_jobs = made.context.running_jobs.items()
     return (
         {job_id: plain(move) for job_id, move in made.moves.items()}, [plain(move) for move in made.begun],
         made.capacity, made.idle, made.resumes, {job_id: plain(running) for job_id, running in running_jobs},
-        made.context.limiting_reasons,
+        made.context.limiting_reasons, made.resizes, made.withdrawn, made.first, made.fell_back,
         allocation.value, allocation.bound, allocation.trouble, room.served, room.unserved, room.forced,
         {name: plan for name, (_, plan) in allocation.plans.items()},
     )  # fmt: skip
@@ -280,5 +277,4 @@ def at(inputs: Inputs, **more: object) -> Inputs:
 
 def shown(inputs: Inputs) -> tuple[object, ...]:
     plan = plan_round(inputs)
-    assert plan.decisions is not None
-    return plan, decided(plan.decisions)
+    return *decided(plan), plan.rows

@@ -24,8 +24,7 @@ def pass_through(world: World, groups: int) -> int:
             supervisor.end()
         world.supervisors.clear()
         world.round()
-        for held in (world.slurm._ended, world.slurm._components):  # the Slurm of this test never forgets
-            held.clear()
+        world.slurm.forget()
     world.rounds.services.elastic.tables = Tables()
     gc.collect()
     # sqlite3 keeps the references to its cursors, and looks for dead ones every 200 cursors.

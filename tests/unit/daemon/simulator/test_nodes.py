@@ -3,56 +3,15 @@
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import replace
 
-import pytest
 from simulations import QUIET, outcome, trace_of
 
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings
 from slurm_elastic.daemon.simulator.metrics import summary
-from slurm_elastic.daemon.simulator.nodes import NodeAllocations
 from slurm_elastic.daemon.simulator.programs import Program
 from slurm_elastic.daemon.simulator.replay import simulate
 from slurm_elastic.daemon.simulator.traces.formats import TraceJob
-
-
-def test_gpus_are_never_held_twice() -> None:
-    """Over three thousand random starts, growths, shrinks and ends, the books balance on every node."""
-    rng, nodes = random.Random(7), NodeAllocations(30, 8)  # the last node has six
-    rooms = [8, 8, 8, 6]
-    sizes, refused = dict[int, int](), 0
-    for turn in range(3000):
-        kind, want = rng.random(), rng.randint(1, 12)
-        if kind < 0.4:
-            before = {job: dict(own) for job, own in nodes.held.items()}
-            if nodes.start(turn, want):
-                sizes[turn] = want
-                pieces = sorted(nodes.held[turn].values(), reverse=True)
-                assert pieces == [8] * (want // 8) + [want % 8] * (want % 8 > 0)
-            else:
-                assert nodes.held == before
-                refused += 1
-        elif sizes:
-            job, node = rng.choice(sorted(sizes)), rng.randrange(4)
-            own = nodes.held[job].get(node, 0)
-            if kind < 0.6 and want <= nodes.free[node]:
-                nodes.take(job, node, want)
-                sizes[job] += want
-            elif kind < 0.8 and want <= own and want < sizes[job]:
-                nodes.give(job, node, want)
-                sizes[job] -= want
-            else:
-                nodes.leave(job)
-                del sizes[job]
-        assert {job: sum(own.values()) for job, own in nodes.held.items()} == sizes
-        used = [sum(own.get(node, 0) for own in nodes.held.values()) for node in range(4)]
-        assert [room - u for room, u in zip(rooms, used, strict=True)] == nodes.free
-        assert nodes.idle == sum(nodes.free)
-    assert refused
-    with pytest.raises(ValueError, match="free GPUs"):
-        nodes.take(1, 0, 9)
-
 
 APART = Program("apart", lambda gpus, nodes, micro: micro / (100.0 if nodes == 1 else 50.0), 60, 60, (1, 64))
 """100 samples/s a GPU on one node, half of that on several."""

@@ -96,8 +96,9 @@ def follow(simulated: Elastic, daemon: Inputs) -> list[Resize]:
 def start(simulated: Elastic, count: int) -> None:
     """The next jobs of the trace are submitted, and Slurm starts those that it can."""
     first = len(simulated.running) + len(simulated.waiting)
-    simulated.waiting += range(first, first + count)
-    simulated._start_in_order()
+    for i in range(first, first + count):
+        simulated.cluster.submit(i)
+    simulated._schedule()
 
 
 def test_simulator_and_daemon_decide_alike(world: World, seen: list[Inputs]) -> None:

@@ -149,7 +149,7 @@ def test_a_plan_keeps_slurms_limits(tmp_path: Path) -> None:
 def test_no_growth_onto_nodes_that_are_reserved_before_the_job_ends(tmp_path: Path) -> None:
     """A companion would wait there until it is withdrawn: the job grows onto the other nodes only."""
     world = World(tmp_path, nodes=4)
-    world.slurm._reserved["maintenance"] = ("n3", "n4")
+    world.slurm.model.reservations["maintenance"] = ("n3", "n4")
     job = world.elastic()
     world.settle()
     assert job.gpus == 8

@@ -54,14 +54,14 @@ def test_a_job_whose_gpus_are_gone_asks_for_its_scripts_size_again(world: World,
     others = list[int]()
 
     def too_late(job_id: int, size: Size, reservation: str = "") -> None:
-        world.slurm._reserved["taken"] = ()  # so that what comes later starts
+        world.slurm.model.reservations["taken"] = ()  # so that what comes later starts
         if not others:
             others.append(world.rigid(2))
         type(client).resize_waiting(client, job_id, size, reservation)
 
     client.resize_waiting = too_late  # type: ignore[method-assign]
     world.round()
-    world.slurm._reserved.clear()
+    world.slurm.model.reservations.clear()
     assert others and asks(world, job.job_id) == (1, 4) and world.snapshot().jobs[job.job_id].pending
     if dies:
         world.boot()
