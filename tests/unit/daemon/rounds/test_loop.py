@@ -380,8 +380,8 @@ def test_a_job_grows_onto_no_node_in_use_where_two_jobs_see_the_same_gpus(tmp_pa
     """Of three nodes its own is half free, another one is half in use, and one is idle."""
     world = World(tmp_path, nodes=3)
     world.store.probes.save(ProbeRow("", "main", 1.0, (Tried("gpus", gpus, "both see 0"),)))
-    world.slurm.submit(Component(1, 2), required_nodes=("n2",))
     job = world.elastic(1, 2, "elastic:gpus=2-24,batch=240-3840")
+    world.slurm.submit(Component(1, 2), required_nodes=("n2",))
     world.settle()
     world.settle()
     assert job.gpus == size
