@@ -99,7 +99,7 @@ WHOLE = Subject(QUEUE)
 class ElasticProposal(Proposal):
     """With the plan that it comes from."""
 
-    plan: Plan = field(kw_only=True)
+    plan: Plan = field(kw_only=True, compare=False)
 
 
 class ElasticJobs(Service):

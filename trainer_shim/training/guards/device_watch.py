@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ...control.worker_client import EXIT_LOST
-from ...supervisor import hangs
+from ...supervisor import hang_detection as hangs
 from ...world.process_group import World
 
 PATIENCE = "SELASTIC_GPU_PATIENCE_S"

@@ -18,8 +18,8 @@ from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.optimizer.errors import PolicyFailed
 from slurm_elastic.daemon.optimizer.policies import POLICIES, Policy
 from slurm_elastic.daemon.reports.common import Viewer
+from slurm_elastic.protocol.codes import Reason
 from slurm_elastic.protocol.errors import SlurmRefused
-from slurm_elastic.protocol.text.reasons import Reason
 
 
 def test_an_unreachable_slurm_stops_nothing_and_starts_nothing(world: World) -> None:
