@@ -186,7 +186,10 @@ options = {"find_unused_parameters": True} if args.unused else {}
 if args.meta:
     options["init"] = lambda part: part.calls.zero_() if isinstance(part, Net) else None
 if args.grid:
-    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+    try:
+        from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+    except ImportError:  # where torch 2.4 has them
+        from torch.distributed._tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 
     def cut(name, part, mesh):
         for key, value in list(part.named_parameters(recurse=False)):

@@ -244,7 +244,7 @@ class Slots:
 
 def nested(optimizer: Any) -> Any:
     innermost = SequentialLR(optimizer, [StepLR(optimizer, 1), StepLR(optimizer, 2)], [2])
-    return SequentialLR(optimizer, [StepLR(optimizer, 1), ChainedScheduler([innermost])], [2])
+    return ChainedScheduler([SequentialLR(optimizer, [StepLR(optimizer, 1), innermost], [2])])
 
 
 def replaced(optimizer: Any) -> Any:
