@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from plan_cases import SETTINGS, World, order, row, seen
 
 from slurm_elastic.daemon.models.cache import observation
+from slurm_elastic.daemon.planner.decide import Plan
 from slurm_elastic.daemon.planner.tables import Tables
 from slurm_elastic.protocol.codes import Reason
 
@@ -120,6 +122,15 @@ def test_a_report_that_says_nothing_new_leaves_the_curve_as_it_is() -> None:
     assert observation(seen(4, 1.02, count=40)) != observation(first)
 
 
+def said(plan: Plan) -> tuple[Any, ...]:
+    """What a plan says, its rows first."""
+    made, room = plan.allocation, plan.context.room
+    return (
+        *(plan.rows, plan.resizes, plan.served, room.unserved, plan.capacity, plan.idle, plan.withdrawn, plan.resumes),
+        *(plan.first, made.value, made.bound, made.trouble, plan.fell_back, plan.context.unlisted),
+    )
+
+
 def test_what_is_kept_between_rounds_changes_no_plan() -> None:
     """A round with what the last one left behind decides as one without."""
     world, tables = World(4), Tables()
@@ -127,7 +138,7 @@ def test_what_is_kept_between_rounds_changes_no_plan() -> None:
     world.job(2, "n2")
     for step in (1.0, 1.0, 0.7):
         world.state(1, observations=(seen(4, 1.0), seen(8, step)))
-        assert world.plan(tables=tables) == world.plan()
+        assert said(world.plan(tables=tables)) == said(world.plan())
 
 
 def test_a_decision_that_stands_has_no_row() -> None:
@@ -140,6 +151,6 @@ def test_a_decision_that_stands_has_no_row() -> None:
     plain = world.plan()
     marks = {row.job_id: row.mark for row in plain.rows}
     known = world.plan(marks=marks)
-    assert known == replace(plain, rows=())
+    assert known.rows == () and said(known)[1:] == said(plain)[1:]
     assert world.plan(marks={**marks, 2: marks[1], 3: marks[1]}).rows == plain.rows[1:]
     assert all(row.evidence for row in plain.rows) and len(plain.rows) == 3
