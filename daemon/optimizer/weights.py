@@ -8,6 +8,7 @@ Limit: only the proportions of factors mean anything; they say nothing about job
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ from dataclasses import dataclass, field
 LEAST = 0.125
 """Of a job of average weight, for what is left: the longest trainings are not starved."""
 MOST_POWER = 0.9
+SOON_S, LATE_S = 1200.0, 2400.0
+"""Nobody is preferred where trainings end as soon as the first, short ones fully from the second on: what they gain is
+a part of what is left, and has to pay for everyone's moves and for larger sizes at lower efficiency."""
 PLACES, FACTORS = 4, 8
 """Steps of a doubling in which remaining work, and factors, are told apart: work is only estimated, and with steps
 weights, and what was computed for a job, are the same from round to round."""
@@ -108,6 +112,16 @@ def short_factors(work: Mapping[int, float], power: float) -> dict[int, float]:
         factors[place] = 2.0 ** _step(math.log2(max(LEAST, share)))
         longer += count
     return {job: factors[place] for job, place in at.items() if factors[place] != 1.0}
+
+
+def worth_preferring(work: Mapping[int, float], gpus: float) -> float:
+    """How far it pays to prefer those that have less left: 0 to 1, in quarters, so that weights stay from round to
+    round. By what the middle one would still train on its equal share of GPUs, `gpus`, with all of their speed: what
+    single scripts say does not count. work: as of `short_factors`."""
+    if not work:
+        return 0.0
+    late = math.log2(max(1.0, statistics.median(work.values()) / max(1.0, gpus)) / SOON_S) / math.log2(LATE_S / SOON_S)
+    return round(4.0 * min(1.0, max(0.0, late))) / 4.0
 
 
 def within_groups(factors: Mapping[int, float], groups: Mapping[int, ShareGroup]) -> dict[int, float]:

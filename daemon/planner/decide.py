@@ -29,6 +29,7 @@ from ..optimizer.weights import (
     group_shares,
     short_factors,
     within_groups,
+    worth_preferring,
 )
 from ..slurm.model import Job
 from .allocation import Group, PoolAllocation, candidates_of
@@ -205,7 +206,8 @@ def _by_pool(context: RoundContext, found: Iterable[Pool], places: Mapping[int, 
 
 def weights_of(inputs: Inputs, running_jobs: Mapping[int, RunningJob], places: Mapping[int, Pool]) -> Weights:
     """Pool by pool. Jobs that may not be moved now count, too: the end of a cooldown changes nobody's weight."""
-    grouping, power = _grouping(inputs), inputs.settings.shorter_first
+    grouping, settings = _grouping(inputs), inputs.settings
+    power = settings.shorter_first if POLICIES[settings.policy].relative else 0.0  # made for relative gains
     by_pool: dict[str, list[RunningJob]] = {}
     for job_id, pool in places.items():
         by_pool.setdefault(pool.name, []).append(running_jobs[job_id])
@@ -214,7 +216,8 @@ def weights_of(inputs: Inputs, running_jobs: Mapping[int, RunningJob], places: M
         groups = {s.job_id: grouping(s.job.base) for s in jobs} if grouping is not None else {}
         works = remaining_s(jobs, inputs.now, inputs.tables.paces) if power else {}
         left = {job_id: work for job_id, work in works.items() if work}
-        short |= within_groups(short_factors(left, power), groups)
+        pays = worth_preferring(left, sum(s.gpus for s in jobs) / len(jobs))
+        short |= within_groups(short_factors(left, power * pays), groups)
         known, fair = group_shares(groups), fair | fairness_factors(groups)
         of_groups |= {job_id: known[group] for job_id, group in groups.items()}
     both = {job_id: fair.get(job_id, 1.0) * short.get(job_id, 1.0) for job_id in fair.keys() | short.keys()}

@@ -65,9 +65,10 @@ class PlannerSettings(ResizeSettings, Modes):
     shorter_first: float = number(0.5, 0, 1)
     """How far trainings that have less left are preferred, by a job's place in their order: at 0.5 weights are as 1, 3,
     5, 7, ... from the longest to the shortest, from an eighth of the average to twice the average; between groups that
-    share by `fairness` it moves nothing. The mean time to completion falls by some 2 to 6 %, not on every workload.
-    What is left is known where a script says its epochs or steps; any other job counts as the average. Nearer 1 the
-    shortest are preferred more. 0: every job counts alike to its last step."""
+    share by `fairness` it moves nothing. Under policies of logarithms alone, and only where the middle one of a pool's
+    jobs would still train for 20 minutes on an equal share of GPUs, fully from 40 on: among shorter trainings moves and
+    lower efficiency make everyone later. What is left is known where a script says its epochs or steps; any other job
+    counts as the average. Nearer 1 the shortest are preferred more. 0: every job counts alike to its last step."""
 
     first_size: str = choice(SCRIPT, meanings=FIRST_SIZES)
     """At which size an elastic job starts for which there is no room as its script asks. It grows from there. Another

@@ -13,6 +13,7 @@ from slurm_elastic.daemon.optimizer.weights import (
     group_shares,
     short_factors,
     within_groups,
+    worth_preferring,
 )
 
 ALONE, MANY = (("user alone", 1.0),), (("user many", 1.0),)
@@ -77,6 +78,19 @@ def test_a_shorter_job_that_ends_or_comes_changes_nobodys_weight() -> None:
     """As long as the jobs are about as many: what was planned for the others is found again."""
     work = {job: 1000.0 * job for job in range(3, 40)}
     assert short_factors({**work, 1: 5.0}, 0.5).items() > short_factors(work, 0.5).items()
+
+
+@pytest.mark.parametrize(
+    ("left", "gpus", "worth"),
+    [(1e3, 1.0, 0.0), (4e4, 64.0, 0.0), (2e3, 1.0, 0.75), (4800.0, 2.0, 1.0), (1e9, 8.0, 1.0), (1e9, 0.0, 1.0)],
+)
+def test_the_short_are_preferred_where_the_middle_one_trains_on_for_long(
+    left: float, gpus: float, worth: float
+) -> None:
+    """By what an equal share of GPUs would still take it; what one script says of itself changes nothing."""
+    work = {1: 0.0, **dict.fromkeys(range(2, 9), left), 9: 1e30}
+    assert worth_preferring(work, gpus) == worth_preferring({**work, 1: left, 9: left}, gpus) == worth
+    assert worth_preferring({}, gpus) == 0.0
 
 
 @pytest.mark.parametrize("power", [0.3, 0.5, 0.9, 1.0])

@@ -14,15 +14,21 @@ from slurm_elastic.protocol.messages import Piece, Report
 
 
 def test_a_training_with_less_left_gets_more_and_nothing_where_that_is_off() -> None:
-    """Two equal jobs of which one says that it has a quarter of the other's samples left."""
+    """Two equal jobs of which one says that it has a quarter of the other's samples left. Under a sum of speeds nobody
+    is preferred, nor where both are done soon."""
     world = World(6)
-    for job_id, left in ((1, 100_000), (2, 400_000)):
+    for job_id, left in ((1, 10_000_000), (2, 40_000_000)):
         world.job(job_id, f"n{job_id}", "elastic:gpus=4-24,batch=2000-2048")
         world.state(job_id, remaining=Remaining(left, 100.0, NOW - 60))
     assert decide(world.inputs()).context.weights.factors == pytest.approx({1: 1.5, 2: 0.5}, rel=0.05)
     sizes = [row(world.plan(), job_id).gpus_to for job_id in (1, 2)]
     assert sizes[0] > sizes[1]
-    world.settings = replace(SETTINGS, shorter_first=0.0)
+    for changed in ({"shorter_first": 0.0}, {"policy": "throughput"}, {"policy": "harmonic"}):
+        world.settings = replace(SETTINGS, **changed)  # type: ignore[arg-type]
+        assert decide(world.inputs()).context.weights.factors == {}
+    world.settings = SETTINGS
+    for job_id, left in ((1, 10_000), (2, 40_000)):
+        world.state(job_id, remaining=Remaining(left, 100.0, NOW - 60))
     assert decide(world.inputs()).context.weights.factors == {}
 
 
