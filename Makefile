@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 
 .PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites test-hosts soak slurm ready clean hooks hooks-deps
 .PHONY: test-rehearse fuzz test-packages test-browser test-api test-exact test-kills test-torch test-python test-main-job test-scripts
-.PHONY: bench-fairness bench-optimizer bench-models bench-input bench-paper bench-simulator bench-ingest bench-pollux
+.PHONY: bench-fairness bench-optimizer bench-models bench-input bench-paper bench-simulator bench-ingest bench-pollux bench-policy bench-goals
 .PHONY: test-gpu bench-gpu bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse bench-load soak-training soak-cluster soak-growth test-matrix
 
 help:  ## show this list
@@ -97,13 +97,14 @@ soak-cluster: ready slurm  ## of which: selasticd, supervisors, workers, Slurm, 
 	exit $$failed
 
 # BENCH_ARGS: for example --quick, or --profiles/--data FOLDER of measured profiles.
-bench-optimizer bench-models bench-input bench-paper bench-simulator bench-fairness bench-ingest bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse: \
+bench-optimizer bench-models bench-input bench-paper bench-simulator bench-fairness bench-ingest bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse bench-goals: \
 		bench-%: ready
 	$(BIN)/python benchmarks/bench_$*.py $(BENCH_ARGS)
 
-bench-load: ready  ## the daemon's share of a core with 2,000 jobs that report every 5 s, and the status asked each second
+bench-load: ready  ## the daemon's share of a core with 2,000 jobs that report every 30 s, and the status asked each second
 	$(BIN)/python benchmarks/bench_ingest.py --only jobs_polled,jobs_floor --asked-every 1 $(BENCH_ARGS)
 
+bench-goals:  ## the goals that stay beside their last committed figures; status 1 when one is worse by a third
 bench-optimizer:  ## the exact optimizer beside other methods: CPU time, memory, value
 bench-models:  ## throughput models: error and value of the plans made from them
 bench-input:  ## made-up jobs that wait for their input: error with and without the models' term for it
@@ -116,6 +117,8 @@ bench-pollux:  ## our policy in the simulator of Pollux's artifact; ARTIFACT: a 
 	build/pollux/bin/pip install -q --no-build-isolation pymoo==0.4.2.2 numpy==1.26.4
 	build/pollux/bin/pip install -q . ./packaging/daemon numpy==1.26.4
 	build/pollux/bin/python benchmarks/bench_pollux.py --artifact $(ARTIFACT) $(BENCH_ARGS)
+bench-policy: ready  ## beside Pollux in sixteen cells: loads, pauses, what scripts ask for and say; ARTIFACT as for bench-pollux
+	$(BIN)/python benchmarks/bench_policy.py --artifact $(ARTIFACT) $(BENCH_ARGS)
 bench-ingest:  ## reports per CPU-second accepted and committed
 bench-round:  ## one round of the daemon at 5,000 and 10,000 running jobs: time, memory, queries to Slurm
 bench-history:  ## what a year of a cluster takes in the database, in MB

