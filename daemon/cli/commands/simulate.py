@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import re
+import statistics
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -175,12 +177,32 @@ def _conditions(outcomes: list[Outcome], settings: SimulationSettings) -> list[s
         f"{cooldown} (--cooldown), {known}",
         "cores, memory, priorities, fair-share, time limits, reservations and nodes that failed are left out",
         *_owners(outcomes, settings.fairness),
+        *_resembles(outcomes, settings.gpus),
     ]
     if not any(job.elastic for outcome in outcomes for job in outcome.jobs):
         found.insert(0, "NO JOB IS ELASTIC under these assumptions: policies differ in the queue's order alone")
     fallen = [outcome for outcome in outcomes if outcome.fell_back]
     found[:0] = [f"{one.policy} {one.fell_back}: {DEFAULT_POLICY} planned in its place" for one in fallen]
     return found
+
+
+_LOADS = ((1.3, "half"), (2.9, "full"), (3.8, "more"), (math.inf, "double"))
+"""Up to what GPU time of all that there was while jobs came; the names are those of benchmarks/bench_policy.py."""
+
+
+def _resembles(outcomes: list[Outcome], gpus: int) -> list[str]:
+    """The cell of the benchmark beside Pollux that this trace is most like, if the jobs say how long they ran."""
+    rows = [job.trace for job in outcomes[0].jobs if job.trace.duration_s] if outcomes else []
+    came = [row.submit_s for row in rows]
+    if not rows or max(came) == min(came):
+        return []
+    load = math.fsum(row.gpus * row.duration_s for row in rows) / gpus / (max(came) - min(came))
+    asked = statistics.median(row.gpus for row in rows)
+    cell = f"{next(name for most, name in _LOADS if load <= most)}-{'one' if asked <= 1 else 'tuned'}"
+    return [
+        f"beside Pollux (benchmarks/RESULTS.md) this trace is most like the cell {cell}: the jobs ran for {load:.2f} "
+        f"times the GPU time that the cluster had while they came, the middle one asked for {asked:g} GPUs"
+    ]
 
 
 def _owners(outcomes: list[Outcome], fairness: str) -> list[str]:

@@ -144,6 +144,20 @@ def test_fairness_is_told_where_the_trace_says_whose_jobs_they_are(
     assert "JAIN" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("gpus", "apart_s", "cell"), [(1, 100, "half-one"), (4, 100, "full-tuned"), (4, 50, "double-tuned")]
+)
+def test_the_cell_that_a_trace_resembles_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], gpus: int, apart_s: int, cell: str
+) -> None:
+    """By the GPU time that the jobs had, of all that there was while they came, and by what the middle one asks for."""
+    rows = "".join(f"{i},{i * apart_s},compute,{gpus},64,300\n" for i in range(9))
+    path = tmp_path / "jobs.csv"
+    path.write_text(f"job_id,submit_s,program,gpus,batch,duration_s\n{rows}")
+    assert command.run(arguments(str(path), "--cluster", "1x6", "--policy", "static")) == 0
+    assert f"this trace is most like the cell {cell}: " in " ".join(capsys.readouterr().out.split())
+
+
 def test_what_happened_stands_beside_what_would_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The trace's own start times are a row; a cluster smaller than what was held at once, and that no job is elastic,
     is said before anything else; times read like sacct's."""
