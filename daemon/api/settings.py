@@ -39,8 +39,8 @@ class ServerSettings(TlsSettings, SlurmSettings, Modes):
     Administrator in Slurm."""
 
     report_interval_s: float = number(5.0, 0.1, 600)
-    """Time between two throughput reports of one job. Four in this time are taken, after a thousand at once; more is
-    refused (429)."""
+    """Time between two throughput reports of one job; after a dozen of one world and batch six times as long, up to 30
+    s. Four in this time are taken, after a thousand at once; more is refused (429)."""
 
     requests_per_s: float = number(10.0, 0.1, 10000)
     """Most requests per second that one job may make, over ten seconds; more is refused (429). A user, who may have

@@ -24,6 +24,9 @@ from ..data.input_wait import InputWait
 WARM_UP_STEPS = 2
 MAX_STEPS = 4096
 REPORT_EVERY_S = 5.0
+KNOWN_AFTER, KNOWN_TIMES, KNOWN_EVERY_S = 12, 6, 30.0
+"""After so many reports of a world and batch, further ones teach little: the time between two is so many times as long
+from then on, and no longer than KNOWN_EVERY_S for that."""
 FIRST_AFTER_S = 1.0
 """When a new world's first report is due, in seconds: selasticd waits for what a resize has brought."""
 FEWEST_STEPS = 3
@@ -102,6 +105,8 @@ class Meter:
         """Steps that the host has done, the device perhaps not: begin, end, whether it counts, samples, exposed."""
         self._input_wait = 0.0
         self._waits = InputWait(clock)
+        self._reports = 0
+        """Of this world and batch."""
         self._due = clock() + every_s
         self._recent: deque[StepTime] = deque(maxlen=50)
 
@@ -109,6 +114,7 @@ class Meter:
         """Another world, or another batch: what was measured before does not describe it."""
         with self._reporting:
             self._steps, self._shape = deque(maxlen=MAX_STEPS), shape
+            self._reports = 0
         self._recent.clear()
         self._passing.clear()
         self._skip = WARM_UP_STEPS
@@ -120,6 +126,12 @@ class Meter:
         if seconds != self._every_s:
             self._every_s = seconds
             self._due = min(self._due, self._clock() + seconds)
+
+    @property
+    def _between_s(self) -> float:
+        if self._reports < KNOWN_AFTER:
+            return self._every_s
+        return max(self._every_s, min(KNOWN_TIMES * self._every_s, KNOWN_EVERY_S))
 
     def asks(self, cuda: bool = False) -> None:
         """The loader is asked for samples, to compute on a GPU or not."""
@@ -186,7 +198,8 @@ class Meter:
             steps, shape, position = self._steps, self._shape, self._position
             if len(steps) < FEWEST_STEPS or shape is None or position is None:
                 return None
-            self._due = self._clock() + self._every_s
+            self._reports += 1
+            self._due = self._clock() + self._between_s
             self._steps = deque(maxlen=MAX_STEPS)
         return report(list(steps), shape, position)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -9,7 +11,14 @@ from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.bottleneck import Pace
 from slurm_elastic.trainer_shim.state.progress import TrainingProgress
 from slurm_elastic.trainer_shim.training.reporting import Length
-from slurm_elastic.trainer_shim.training.step_meter import WARM_UP_STEPS, Meter, Position, StepShape, pause
+from slurm_elastic.trainer_shim.training.step_meter import (
+    KNOWN_AFTER,
+    WARM_UP_STEPS,
+    Meter,
+    Position,
+    StepShape,
+    pause,
+)
 
 SHAPE = StepShape(generation=3, batch=64, micro_batch=8, accumulation=2)
 
@@ -132,6 +141,23 @@ def test_reports_come_at_their_interval_and_not_without_steps() -> None:
     assert second is not None and second["steps"] == 10
     clock.now += 6
     assert meter.due() is None
+
+
+@pytest.mark.parametrize(("every_s", "known_s"), [(5.0, 30.0), (2.0, 12.0), (10.0, 30.0), (60.0, 60.0)])
+def test_what_is_known_is_reported_more_rarely(every_s: float, known_s: float) -> None:
+    """After a dozen reports of one world and batch; another one is reported as often as the first."""
+    clock = Clock()
+    meter = Meter(clock, every_s)
+    for world in range(2):
+        meter.enter_world(StepShape(world, 64, 8, 4))
+        measured(clock, meter, [1.0] * WARM_UP_STEPS)
+        at = list[float]()
+        while len(at) < KNOWN_AFTER + 3:
+            measured(clock, meter, [0.5])
+            if meter.due() is not None:
+                at.append(clock.now)
+        between = [later - before for before, later in pairwise(at)]
+        assert between == pytest.approx([every_s] * (KNOWN_AFTER - 1) + [known_s] * 3)
 
 
 def test_a_short_world_is_reported_at_its_end() -> None:
