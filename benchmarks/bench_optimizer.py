@@ -28,7 +28,7 @@ from slurm_elastic.daemon.optimizer.solver.multi_pool import PoolChoice, solve_p
 from slurm_elastic.daemon.optimizer.solver.table import Choice, Columns
 
 TARGET_S = {(100, 512): 0.001, (1000, 4096): 0.006, (2000, 16384): 0.02, (10000, 100000): 0.08}
-PLAN_TARGET_S = {1000: (0.08, 0.02, None, None), 10000: (0.3, None, None, None)}
+PLAN_TARGET_S = {1000: (None, 0.02, None, None)}
 """By the number of jobs: nothing known from before, a tenth measured again, nothing new, nothing but weights."""
 POOLS_TARGET_S = {1000: 0.2}
 
