@@ -47,6 +47,8 @@ COMMANDS = (
     Command("unpin", _HERE + "pin", "let a pinned job be resized again", "add_unpin_arguments", "run_unpin"),
     Command("hosts", _HERE + "hosts", "pairs of hosts that do not reach each other; clear them"),
     Command("run", "slurm_elastic.trainer_shim.supervisor.cli", "run a training script on everything the job holds"),
+    Command("hold", "slurm_elastic.trainer_shim.hold.cli", "run a command whose nodes come and go with the job"),
+    Command("tell", "slurm_elastic.trainer_shim.hold.tell", "within `selastic hold`: say how fast a program is"),
     Command("rehearse", "slurm_elastic.trainer_shim.rehearse.cli", "prove that a script trains the same while resized"),
     Command("convert", "slurm_elastic.client.conversion.command", "propose the diff that makes a script elastic"),
     Command("sbatch", _HERE + "sbatch", "submit an elastic job: checks --elastic, then calls sbatch", verbatim=True),

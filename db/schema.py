@@ -58,11 +58,18 @@ LONGEST_REFUSAL = 1000
 _NAME = String(255)
 _TEXTS = {
     **dict.fromkeys(("user", "account", "task_name", "program", "gpu_type", "host", "other", "mechanism"), _NAME),
-    **{"who": _NAME, "bottleneck_node": _NAME, "bottleneck": String(32), "mode": String(16)},
+    **{"who": _NAME, "bottleneck_node": _NAME, "bottleneck": String(32), "unit": String(32), "mode": String(16)},
     **{"reason": String(64), "state": String(64), "kind": String(64), "refusal": String(LONGEST_REFUSAL)},
 }
 """How long a text may be, by its name; others: as long as it likes, and in no key."""
-_DEFAULTS = {"task_name": "''", "held_gpus": "0", "refusal": "''", "stalled_since": "0", "samples_left": "0"}
+_DEFAULTS = {
+    "task_name": "''",
+    "held_gpus": "0",
+    "refusal": "''",
+    "stalled_since": "0",
+    "samples_left": "0",
+    "unit": "''",
+}
 """Of columns that came later: what rows have that were there before."""
 _TYPES = {int: BigInteger, float: Double, bool: Boolean, str: Text}
 
@@ -95,7 +102,7 @@ def _job(key: bool = False) -> Column[int]:
     return Column("job_id", BigInteger, ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=key, nullable=False)
 
 
-REVISION = "0209"
+REVISION = "0210"
 """Of these tables; the first two digits are those of the release. Tables that change have the next one: migrate.py adds
 what is new to databases that have a lower one."""
 # Its name and column are those of the tool that upgraded 0.2.0's databases.

@@ -77,6 +77,9 @@ class Registration:
     """What it does not understand of this daemon, and why it takes no resizes from it; empty: it takes them."""
     release: str = ""
     """Its version of slurm-elastic, for people."""
+    unit: str = ""
+    """What the speed of a job of `selastic hold` counts, which has no batch; empty: a training, which counts samples.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,8 @@ class Report:
     bottleneck_node: str = ""
     samples_left: int = 0
     """Until the training ends, as far as its script says that: epochs, or steps; 0: it does not."""
+    unit: str = ""
+    """What a job of `selastic hold` counts in place of samples: see Registration."""
 
 
 @dataclass(frozen=True, slots=True)

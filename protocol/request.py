@@ -2,9 +2,11 @@
 
     elastic:gpus=2-32,batch=256-8192[,step=2][,group=2][,slice=2][,lr=sqrt][,weight=2][,via=companion+shrink]
             [,until=quality][,guard=80]
+    elastic:gpus=2-32[,step=2][,group=2][,weight=2][,via=companion+shrink][,speedup=0.9]
 
-A range is 2-32 or 2:32, as everywhere on the command line.
-The prefix `elastic:` marks it inside a job's comment; the SPANK option and the command line leave it out.
+The second is of a job that `selastic hold` gives nodes to: it has no batch. A range is 2-32 or 2:32, as everywhere on
+the command line. The prefix `elastic:` marks it inside a job's comment; the SPANK option and the command line leave it
+out.
 Pure: no I/O, standard library only. It knows nothing of the cluster: whether a partition can hold such a job is
 the daemon's to say.
 """
@@ -30,7 +32,8 @@ LARGEST = 1_000_000_000
 MOST_GPUS = 100_000
 """Bounds `sizes()`: whoever writes a comment must not be able to fill the daemon's memory."""
 MOST_GUARD = 100
-KEYS = ("gpus", "batch", "step", "group", "slice", "lr", "weight", "via", "until", "guard")
+WITH_BATCH = ("slice", "lr", "until", "guard")
+KEYS = ("gpus", "batch", "step", "group", "slice", "lr", "weight", "via", "until", "guard", "speedup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,9 @@ class ElasticRequest:
 
     min_gpus: int
     max_gpus: int
-    min_batch: int
-    max_batch: int
+    min_batch: int = 0
+    max_batch: int = 0
+    """0: it is `selastic hold`'s, and has no batch."""
     step: int = 1
     """Distance between sizes, in GPUs, counted from `min_gpus`."""
     group: int = 1
@@ -56,6 +60,8 @@ class ElasticRequest:
     guard: int = 0
     """Per cent of its worth at the first batch that a sample keeps at least, by the measured gradient noise; until that
     is measured no larger batch than the first is taken. 0: every batch in the range is as good as another."""
+    speedup: float = 0.0
+    """Without a batch: twice the GPUs are twice as fast times this, as far as nothing was measured; 0: nobody says."""
 
     def sizes(self) -> tuple[int, ...]:
         """Every accepted number of GPUs, ascending."""
@@ -71,8 +77,10 @@ class ElasticRequest:
 
         A batch is feasible when every replica gets the same number of samples, a multiple of `slice`. Of the feasible
         ones this gives both ends of the range and the powers of two times the smallest between them: the curve is flat
-        between neighbours.
+        between neighbours. Without a batch each GPU counts as one sample.
         """
+        if not self.max_batch:
+            return (gpus,)
         replicas = max(1, gpus // self.group)
         unit = replicas * self.slice
         lowest = -(-self.min_batch // unit) * unit
@@ -88,7 +96,8 @@ class ElasticRequest:
 
     def text(self) -> str:
         """The request in its shortest form; `parse` gives an equal object back."""
-        words = [f"gpus={_range(self.min_gpus, self.max_gpus)}", f"batch={_range(self.min_batch, self.max_batch)}"]
+        words = [f"gpus={_range(self.min_gpus, self.max_gpus)}"]
+        words += [f"batch={_range(self.min_batch, self.max_batch)}"] if self.max_batch else []
         defaults: tuple[tuple[str, object, object], ...] = (
             ("step", self.step, self.group),
             ("group", self.group, 1),
@@ -98,6 +107,7 @@ class ElasticRequest:
             ("via", "+".join(self.via), "+".join(DEFAULT_VIA)),
             ("until", self.until, "epochs"),
             ("guard", self.guard, 0),
+            ("speedup", f"{self.speedup:.6f}".rstrip("0").rstrip("."), "0"),
         )
         words += [f"{key}={value}" for key, value, default in defaults if value != default]
         return PREFIX + ",".join(words)
@@ -117,11 +127,15 @@ def parse(text: str) -> ElasticRequest:
     Raises RequestError with one sentence naming the key, the value and what is accepted.
     """
     words = _words(re.sub(r"\A(?ai:elastic:)", "", text))
-    for key in ("gpus", "batch"):
-        if key not in words:
-            raise RequestError(f"elastic request '{text}' has no {key}=; accepted: gpus=MIN-MAX,batch=MIN-MAX")
+    if "gpus" not in words:
+        raise RequestError(f"elastic request '{text}' has no gpus=; accepted: gpus=MIN-MAX,batch=MIN-MAX")
+    if "batch" in words and "speedup" in words:
+        raise RequestError("speedup= does not go with batch=; accepted: one of them")
+    for key in WITH_BATCH:
+        if "batch" not in words and key in words:
+            raise RequestError(f"{key}= goes with batch= alone; accepted: both or neither")
     min_gpus, max_gpus = _bounds("gpus", words["gpus"], MOST_GPUS)
-    min_batch, max_batch = _bounds("batch", words["batch"], LARGEST)
+    min_batch, max_batch = _bounds("batch", words["batch"], LARGEST) if "batch" in words else (0, 0)
     group = _whole("group", words.get("group", "1"), MOST_GPUS)
     request = ElasticRequest(
         min_gpus=min_gpus,
@@ -136,6 +150,7 @@ def parse(text: str) -> ElasticRequest:
         via=tuple(_one_of("via", word, MECHANISMS) for word in words.get("via", "+".join(DEFAULT_VIA)).split("+")),
         until=_one_of("until", words.get("until", "epochs"), ENDS),
         guard=_whole("guard", words["guard"], MOST_GUARD) if "guard" in words else 0,
+        speedup=_speedup(words["speedup"]) if "speedup" in words else 0.0,
     )
     _check_feasible(request)
     return request
@@ -178,7 +193,7 @@ def _check_feasible(request: ElasticRequest) -> None:
             f"gpus={_range(request.min_gpus, request.max_gpus)} holds no multiple of group={request.group} "
             f"at step={request.step}; accepted: a range with at least one"
         )
-    if not any(request.batches(size) for size in sizes):
+    if request.max_batch and not any(request.batches(size) for size in sizes):
         raise RequestError(
             f"batch={_range(request.min_batch, request.max_batch)} cannot be shared out evenly at any size "
             f"in gpus={_range(request.min_gpus, request.max_gpus)}; accepted: a range holding a multiple of "
@@ -208,6 +223,14 @@ def _whole(key: str, value: str, most: int) -> int:
 def _weight(value: str) -> float:
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", value) or not 0 < float(value) <= 1000:
         raise RequestError(f"weight={value} is not accepted; accepted: a number above 0, at most 1000")
+    return float(value)
+
+
+def _speedup(value: str) -> float:
+    if value == "linear":
+        return 1.0
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", value) or not 0.5 < float(value) <= 1:
+        raise RequestError(f"speedup={value} is not accepted; accepted: linear, or a number above 0.5, at most 1")
     return float(value)
 
 

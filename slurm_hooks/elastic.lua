@@ -18,7 +18,8 @@ local SEPARATORS = "; \t\n\r\f\v"
 local LONGEST = 1000
 -- Sizes tried before the answer is left to selasticd: slurmctld waits meanwhile.
 local PATIENCE = 4096
-local KEYS = { "gpus", "batch", "step", "group", "slice", "lr", "weight", "via", "until", "guard" }
+local KEYS = { "gpus", "batch", "step", "group", "slice", "lr", "weight", "via", "until", "guard", "speedup" }
+local WITH_BATCH = { "slice", "lr", "until", "guard" }
 local LR_RULES = { "auto", "none", "linear", "sqrt", "sde", "adascale" }
 local MECHANISMS = { "companion", "component", "shrink", "requeue", "expand" }
 local ENDS = { "epochs", "quality" }
@@ -72,12 +73,24 @@ local function one_of(key, value, accepted)
 	return value
 end
 
-local function weight(value)
+local function decimal(value)
 	local integer, fraction = string.match(value, "^([0-9]+)%.([0-9]+)$")
 	integer, fraction = integer or string.match(value, "^[0-9]+$"), fraction or ""
-	local number = integer and #integer <= 6 and #fraction <= 6 and tonumber(value)
+	return integer and #integer <= 6 and #fraction <= 6 and tonumber(value)
+end
+
+local function weight(value)
+	local number = decimal(value)
 	if not number or number <= 0 or number > 1000 then
 		refuse("weight=%s is not accepted; accepted: a number above 0, at most 1000", value)
+	end
+	return number
+end
+
+local function speedup(value)
+	local number = value == "linear" and 1 or decimal(value)
+	if not number or number <= 0.5 or number > 1 then
+		refuse("speedup=%s is not accepted; accepted: linear, or a number above 0.5, at most 1", value)
 	end
 	return number
 end
@@ -109,6 +122,7 @@ local function check_feasible(r)
 		if size % r.group == 0 then
 			local replicas = math.floor(size / r.group)
 			first = first or replicas
+			if r.max_batch == 0 then return end
 			if replicas > r.max_batch then
 				-- From here on there is less than one sample for each.
 				size = r.max_gpus + 1
@@ -133,14 +147,17 @@ local function parse(text)
 		refuse("the elastic request has %d characters; accepted: at most %d", #text, LONGEST)
 	end
 	local given = words((string.gsub(text, "^" .. PREFIX, "", 1)))
-	for _, key in ipairs({ "gpus", "batch" }) do
-		if not given[key] then
-			refuse("elastic request '%s' has no %s=; accepted: gpus=MIN-MAX,batch=MIN-MAX", text, key)
-		end
+	if not given.gpus then
+		refuse("elastic request '%s' has no gpus=; accepted: gpus=MIN-MAX,batch=MIN-MAX", text)
+	end
+	if given.batch and given.speedup then refuse("speedup= does not go with batch=; accepted: one of them") end
+	for _, key in ipairs(given.batch and {} or WITH_BATCH) do
+		if given[key] then refuse("%s= goes with batch= alone; accepted: both or neither", key) end
 	end
 	local r = {}
 	r.min_gpus, r.max_gpus = bounds("gpus", given.gpus, MOST_GPUS)
-	r.min_batch, r.max_batch = bounds("batch", given.batch, LARGEST)
+	r.min_batch, r.max_batch = 0, 0
+	if given.batch then r.min_batch, r.max_batch = bounds("batch", given.batch, LARGEST) end
 	r.group = whole("group", given.group or "1", MOST_GPUS)
 	r.step = given.step and whole("step", given.step, MOST_GPUS) or r.group
 	r.slice = whole("slice", given.slice or "1", LARGEST)
@@ -152,6 +169,7 @@ local function parse(text)
 	end
 	r["until"] = one_of("until", given["until"] or "epochs", ENDS)
 	r.guard = given.guard and whole("guard", given.guard, MOST_GUARD) or 0
+	r.speedup = given.speedup and speedup(given.speedup) or 0
 	check_feasible(r)
 	return r
 end

@@ -23,10 +23,11 @@ struct report {
 	size_t size;
 };
 
-enum key { GPUS, BATCH, STEP, GROUP, SLICE, LR, WEIGHT, VIA, UNTIL, GUARD, KEYS };
+enum key { GPUS, BATCH, STEP, GROUP, SLICE, LR, WEIGHT, VIA, UNTIL, GUARD, SPEEDUP, KEYS };
 
-static const char *const key_names[KEYS] = {"gpus", "batch", "step",  "group", "slice",
-					    "lr",   "weight", "via", "until", "guard"};
+static const char *const key_names[KEYS] = {"gpus",   "batch", "step",	 "group", "slice",	"lr",
+					    "weight", "via",   "until", "guard", "speedup"};
+static const enum key with_batch[] = {SLICE, LR, UNTIL, GUARD};
 static const char *const lr_rules[] = {"auto", "none", "linear", "sqrt", "sde", "adascale"};
 static const char *const ends[] = {"epochs", "quality"};
 static const char *const mechanisms[] = {"companion", "component", "shrink", "requeue", "expand"};
@@ -123,26 +124,42 @@ static int one_of(const char *key, struct span value, const char *const *accepte
 	return refuse(report, "%s=%.*s is not known; accepted: %s", key, (int)value.length, value.at, list);
 }
 
-/* 1 to 6 digits, and after a point 1 to 6 more; in millionths, so that no locale has a say. */
-static int weight(struct span value, struct report report)
+/* 1 to 6 digits, and after a point 1 to 6 more; in millionths, so that no locale has a say. -1: it is none. */
+static int64_t millionths(struct span value)
 {
-	bool point, good;
+	bool point;
 	struct span fraction = value;
 	struct span integer = cut(&fraction, '.', &point);
-	int64_t millionths = 0;
+	int64_t number = 0;
 
-	good = integer.length >= 1 && integer.length <= 6 && digits(integer) == integer.length;
-	if (point)
-		good = good && fraction.length >= 1 && fraction.length <= 6 && digits(fraction) == fraction.length;
-	if (good) {
-		for (size_t i = 0; i < integer.length; i++)
-			millionths = millionths * 10 + (integer.at[i] - '0');
-		for (size_t i = 0; i < 6; i++)
-			millionths = millionths * 10 + (point && i < fraction.length ? fraction.at[i] - '0' : 0);
-		good = millionths > 0 && millionths <= 1000 * INT64_C(1000000);
-	}
-	if (!good)
+	if (integer.length < 1 || integer.length > 6 || digits(integer) != integer.length)
+		return -1;
+	if (point && (fraction.length < 1 || fraction.length > 6 || digits(fraction) != fraction.length))
+		return -1;
+	for (size_t i = 0; i < integer.length; i++)
+		number = number * 10 + (integer.at[i] - '0');
+	for (size_t i = 0; i < 6; i++)
+		number = number * 10 + (point && i < fraction.length ? fraction.at[i] - '0' : 0);
+	return number;
+}
+
+static int weight(struct span value, struct report report)
+{
+	int64_t number = millionths(value);
+
+	if (number <= 0 || number > 1000 * INT64_C(1000000))
 		return refuse(report, "weight=%.*s is not accepted; accepted: a number above 0, at most 1000",
+			      (int)value.length, value.at);
+	return 0;
+}
+
+static int speedup(struct span value, struct report report)
+{
+	int64_t number = millionths(value);
+
+	if (!equals(value, "linear") && (number <= 500000 || number > 1000000))
+		return refuse(report,
+			      "speedup=%.*s is not accepted; accepted: linear, or a number above 0.5, at most 1",
 			      (int)value.length, value.at);
 	return 0;
 }
@@ -269,6 +286,8 @@ static int feasible(const struct sizes *s, struct report report)
 	if (first > s->max_gpus)
 		return refuse(report, "gpus=%s holds no multiple of group=%lld at step=%lld; accepted: a range with at least one",
 			      gpus, (long long)s->group, (long long)s->step);
+	if (s->max_batch == 0)
+		return 0;
 	/* Beyond max_batch replicas there is less than one sample for each. */
 	for (int64_t k = first; k <= s->max_gpus && k / s->group <= s->max_batch; k += stride) {
 		int64_t unit = k / s->group * s->slice;
@@ -286,8 +305,9 @@ static int check_values(const struct span *values, struct report report)
 	struct sizes s = {.step = 1, .group = 1, .slice = 1};
 	int64_t guard;
 
-	if (bounds("gpus", values[GPUS], MOST_GPUS, &s.min_gpus, &s.max_gpus, report) ||
-	    bounds("batch", values[BATCH], LARGEST, &s.min_batch, &s.max_batch, report))
+	if (bounds("gpus", values[GPUS], MOST_GPUS, &s.min_gpus, &s.max_gpus, report))
+		return -1;
+	if (values[BATCH].at && bounds("batch", values[BATCH], LARGEST, &s.min_batch, &s.max_batch, report))
 		return -1;
 	if (values[GROUP].at && whole("group", values[GROUP], MOST_GPUS, &s.group, report))
 		return -1;
@@ -305,6 +325,8 @@ static int check_values(const struct span *values, struct report report)
 	if (values[UNTIL].at && one_of("until", values[UNTIL], ends, COUNT(ends), report))
 		return -1;
 	if (values[GUARD].at && whole("guard", values[GUARD], MOST_GUARD, &guard, report))
+		return -1;
+	if (values[SPEEDUP].at && speedup(values[SPEEDUP], report))
 		return -1;
 	return feasible(&s, report);
 }
@@ -332,10 +354,14 @@ int elastic_request_check(const char *text, char *message, size_t size)
 	}
 	if (split(body, values, report))
 		return -1;
-	for (size_t i = GPUS; i <= BATCH; i++)
-		if (values[i].at == NULL)
-			return refuse(report, "elastic request '%s' has no %s=; accepted: gpus=MIN-MAX,batch=MIN-MAX", text,
-				      key_names[i]);
+	if (values[GPUS].at == NULL)
+		return refuse(report, "elastic request '%s' has no gpus=; accepted: gpus=MIN-MAX,batch=MIN-MAX", text);
+	if (values[BATCH].at && values[SPEEDUP].at)
+		return refuse(report, "speedup= does not go with batch=; accepted: one of them");
+	for (size_t i = 0; values[BATCH].at == NULL && i < COUNT(with_batch); i++)
+		if (values[with_batch[i]].at)
+			return refuse(report, "%s= goes with batch= alone; accepted: both or neither",
+				      key_names[with_batch[i]]);
 	return check_values(values, report);
 }
 

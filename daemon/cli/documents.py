@@ -43,6 +43,7 @@ REQUEST = {
     f"(default: {'+'.join(request.DEFAULT_VIA)})",
     "until": f"what ends the training: {' or '.join(request.ENDS)} (default: epochs)",
     "guard": "per cent of its value that a sample must keep at a larger batch, 1 to 100 (default: none)",
+    "speedup": "of selastic hold: linear, or how much of twice as fast twice the GPUs are (default: none)",
 }
 TABLES = {
     "status": "top and status",

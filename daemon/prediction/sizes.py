@@ -28,6 +28,7 @@ from ..capacity.shrink_options import shrinks
 from ..mechanisms import registry
 from ..mechanisms.base import WantedSize
 from ..models import cache
+from ..models.declared import with_declared
 from ..models.priors import LearnedPrior
 from ..optimizer.errors import PlanInputError
 from ..optimizer.job_view import JobView
@@ -87,7 +88,9 @@ def listed(request: ElasticRequest, known: Iterable[int], least: int, most: int)
 
 def model_of(measured: Measured, basis: PredictionInputs) -> ThroughputModel:
     """The job's model. Raises PlanInputError where none can be made of what was measured."""
-    return fit(cache.observations(measured.rows), basis.prior.prior)
+    pieces = basis.running.pieces if basis.running is not None else ()
+    rows = with_declared(measured.request, tuple(measured.rows), pieces)
+    return fit(cache.observations(rows), basis.prior.prior)
 
 
 def predicted(

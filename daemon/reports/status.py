@@ -132,6 +132,7 @@ def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown |
         left_s=_left_s(measured) if used and not stalled_since else None,
         step_time_s=measured.step_time_median_s if measured else None,
         comm_share=(measured.comm_share or None) if measured else None,
+        unit=(measured.unit or None) if measured else None,
         bottleneck=(measured.bottleneck or None) if measured else None,
         bottleneck_text=_held_back(measured) if measured else None,
         step=report.step if report else None,

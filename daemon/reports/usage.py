@@ -143,7 +143,7 @@ def curve(text: str, observations: list[ObservationRow], prior: Prior | None) ->
     points = []
     for size in sorted({*near[::step], *near[-1:]}):
         batch = round(last.batch / max(1, last.gpus) * size)
-        points.append(_point(model, size, min(request.max_batch, max(request.min_batch, batch))))
+        points.append(_point(model, size, min(request.max_batch or size, max(request.min_batch, batch))))
     return points
 
 

@@ -43,7 +43,7 @@ class StoredFacts:
         self.job_inputs, self.queued = JobInputs(store, registry, priors, costs), QueuedJobs(client, store, priors)
 
     def job_states(self, seen: Observation, in_vain: Collection[int]) -> Mapping[int, JobState]:
-        running = [job_id for job_id, job in seen.roster.elastic.items() if job.running]
+        running = {job_id: job.request for job_id, job in seen.roster.elastic.items() if job.running}
         refused = self.refused(seen)
         return self.job_inputs.collect(running, seen.in_use, seen.resizes, refused, in_vain, seen.now)
 

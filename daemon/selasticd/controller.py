@@ -97,7 +97,11 @@ class DaemonController:
             if registration.request and not self.registry.takes_requests:
                 sentence += "; one that is not in its comment does not count here, for the site's rules do not see it"
             return Grant("", False, sentence, interval)
-        text = roster.elastic[job_id].request.text()
+        request = roster.elastic[job_id].request
+        text = request.text()
+        if bool(request.max_batch) == bool(registration.unit):
+            accepted = "without batch= for selastic hold" if registration.unit else "with batch= for selastic run"
+            return Grant("", False, f"the elastic request {text} is not for this; accepted: one {accepted}", interval)
         if self.store.jobs.get(job_id) is None:
             self.store.jobs.upsert(self.registry.managed_row(roster.elastic[job_id]))
         program = program_of(job.user, registration.program)

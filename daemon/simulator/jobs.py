@@ -13,7 +13,7 @@ from slurm_elastic.db.rows import ResizeRow
 from ..optimizer.models.observation import Observation
 from ..optimizer.models.throughput import ThroughputModel
 from ..planner.settings import PlannerSettings
-from .programs import BatchLadder, Program, rigid, size_ladder
+from .programs import BatchLadder, Program, curve, rigid, size_ladder
 from .traces.formats import TraceError, TraceJob
 
 Sizes = tuple[tuple[int, int], ...]
@@ -145,6 +145,8 @@ def prepare(
     jobs, assumed, shapes = list[SimulatedJob](), dict[str, int](), _Shapes()
     for row in trace:
         program, own = programs.get(row.program), row.program in programs
+        if program is None and row.speedup:
+            program, own = curve(row.speedup, row.max_gpus or settings.gpus), True
         if program is None and declared and row.program != "rigid":
             program = programs[declared]
             key = f"of no known program: taken to scale as '{declared}' programs do"

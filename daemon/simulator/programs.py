@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 from ..optimizer.models.step_time import Parameters, parameters, step_time
 
@@ -129,6 +130,15 @@ def builtin() -> dict[str, Program]:
 
 def _constant(phi: float) -> Callable[[float, int], float]:
     return lambda done, batch: phi
+
+
+@cache
+def curve(speedup: float, most: int) -> Program:
+    """A job without a batch (`selastic hold`) whose request says that twice the GPUs are `speedup` of twice as fast, of
+    at most so many. Each GPU counts as a sample of a batch, which matters to nothing."""
+    exponent = math.log2(2.0 * speedup)
+    law: StepTime = lambda gpus, nodes, micro: micro * gpus ** (1.0 - exponent)  # noqa: E731
+    return Program(f"speedup={speedup:g}", law, 1, most, (1, 1_000_000_000), note="declared in the request")
 
 
 def rigid(name: str = "rigid") -> Program:

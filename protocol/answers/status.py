@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..text.tables import bounds, digits, folded, moment, share
+from ..text.tables import bounds, digits, folded, moment, number, share
 from ..text.times import elapsed
 from .record import Column, JobRecord, about, record
 
@@ -34,6 +34,11 @@ def _short_state(state: str) -> str:
     # Slurm may say CANCELLED by 1000.
     state = state.split(" ")[0]
     return SHORT_STATES.get(state, state)
+
+
+def _speed(row: JobStatus) -> str:
+    unit = row.unit if row.unit not in (None, "samples") and row.samples_per_s is not None else ""
+    return f"{number(row.samples_per_s)} {unit}".strip()
 
 
 def _stalled(row: JobStatus) -> str:
@@ -98,8 +103,10 @@ class JobStatus(JobRecord):
     )
     max_batch: int | None = about("largest global batch that it accepts")
     samples_per_s: float | None = about(
-        "throughput at this size, last report; - when not known", Column("Samples/s", form=digits())
+        "throughput at this size, last report; - when not known",
+        Column("Samples/s", help="throughput, with its unit where it counts no samples", cell=_speed),
     )
+    unit: str | None = about("what a job of selastic hold counts in place of samples", Column("Unit"))
     stalled_since: float | None = about(
         "when its last step was done, where none is done any more",
         Column("Stalled", help="for how long it has done no step", cell=_stalled),

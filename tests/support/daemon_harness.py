@@ -186,6 +186,8 @@ class Supervisor:
     world: World
     job_id: int
     measured: bool = True
+    unit: str = ""
+    """Of `selastic hold`, whose batch is its GPUs."""
     pieces: tuple[Piece, ...] = ()
     batch: int = 240
     generation: int = 0
@@ -239,7 +241,8 @@ class Supervisor:
                 for job in held
             )
         self.world.jobs.snapshot()
-        registration = Registration(VERSION, self.generation, self.pieces, self.batch, "train.py")
+        self.batch = self.gpus if self.unit else self.batch
+        registration = Registration(VERSION, self.generation, self.pieces, self.batch, "train.py", unit=self.unit)
         self.registered = self.world.controller.registered(self.job_id, registration).managed
 
     def end(self) -> None:

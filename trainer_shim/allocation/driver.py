@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from slurm_elastic.protocol import codec
@@ -91,7 +92,7 @@ class Driver:
         self._loop.on_signal(signal.SIGTERM, self._terminated)
         self._loop.on_signal(signal.SIGINT, lambda: self._terminated(130))
         for number in NOTICES:
-            self._loop.on_signal(number, lambda: self._event(NOTICE))
+            self._loop.on_signal(number, partial(self._noticed, number))
         self._perform(self._machine.start(time.monotonic()))
         self._wait_to_renew()
         self._loop.run()
@@ -120,6 +121,9 @@ class Driver:
 
     def _terminated(self, code: int = 143) -> None:
         self._event(events.JobTerminating(self._machine.context.limits.end_s, stop=True, code=code))
+
+    def _noticed(self, number: int) -> None:
+        self._event(NOTICE)
 
     def _event(self, event: events.Event) -> None:
         self._perform(self._machine.handle(event, time.monotonic()))
@@ -190,8 +194,8 @@ class Driver:
     def _update_registration(self, action: actions.UpdateRegistration) -> None:
         if self._daemon is not None:
             options, known = self._options, action.registration
-            known = dataclasses.replace(known, program=program(options.command), request=options.request)
-            self._daemon.update_registration(dataclasses.replace(known, release=version()))
+            known = dataclasses.replace(known, program=known.program or program(options.command), release=version())
+            self._daemon.update_registration(dataclasses.replace(known, request=options.request))
 
     def _tell(self, action: actions.Tell) -> None:
         if self._daemon is not None:

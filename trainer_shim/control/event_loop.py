@@ -155,8 +155,10 @@ class Children:
         env: Mapping[str, str],
         ended: Callable[[Ended], None],
         log: Path | None = None,
+        inherit: bool = False,
     ) -> subprocess.Popen[bytes] | None:
-        """Start a command. `log`: both outputs are appended there, and their last 4 kB kept as `out`.
+        """Start a command. `log`: both outputs are appended there, and their last 4 kB kept as `out`. inherit: they are
+        ours, and nothing is kept.
 
         A command that cannot be started ends at once with code 127 and the reason in `err`; None is returned.
         """
@@ -165,8 +167,8 @@ class Children:
                 command,
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT if log else subprocess.PIPE,
+                stdout=None if inherit else subprocess.PIPE,
+                stderr=None if inherit else subprocess.STDOUT if log else subprocess.PIPE,
                 start_new_session=True,
             )
         except OSError as error:
@@ -199,4 +201,4 @@ class Children:
                     pipe.close()
             if log is not None:
                 self._disk.end(log)
-            ended(Ended(process.returncode, texts[0], texts[1] if len(texts) > 1 else ""))
+            ended(Ended(process.returncode, *[*texts, "", ""][:2]))

@@ -174,8 +174,8 @@ def elastic_request(option: str, comment: str | None, from_plugin: str) -> str:
     Raises RequestError for an option that cannot be read. A malformed one from elsewhere is passed on to the daemon,
     which reports why the job is not managed: it runs on as an ordinary one.
     """
-    if option:
-        request.parse(option)
+    if option and not request.parse(option).max_batch:
+        raise RequestError(f"--elastic {option} has no batch=; accepted with selastic run: gpus=MIN-MAX,batch=MIN-MAX")
     return option or comment or from_plugin
 
 

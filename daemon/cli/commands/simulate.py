@@ -26,7 +26,7 @@ DEFAULT_POLICIES = "backfill,fixed-batch,throughput,auto"
 """What Slurm does, the paper's baseline and objective, and what the daemon does by default."""
 FAIRNESS = ("job", "user", "account")
 EPILOG = """trace formats: our own CSV (job_id,submit_s,program,gpus[,batch,samples,duration_s,min_gpus,max_gpus,
-min_batch,max_batch,weight,wait_s,until,user,account]), and sacct's (-P or --json).
+min_batch,max_batch,weight,wait_s,until,speedup,user,account]), and sacct's (-P or --json).
 policies: recorded (the trace's own start times, shown where it has them), static (first come, first served), backfill
 (the same with backfill, run times known in advance: what Slurm does), and the daemon's (docs/explanation/optimizer.md).
 

@@ -13,6 +13,7 @@ from ...capacity.ledger import Amount, per_node
 from ...capacity.roster import ElasticJob
 from ...capacity.shrink_options import Unit, units_of, without
 from ...mechanisms import registry
+from ...models.declared import only_idle
 from ...slurm.site import Site
 from ..settings import PlannerSettings
 from .cooldown import Rest, cooled, rested
@@ -21,7 +22,7 @@ from .sizes import AcceptedSizes, asked_for
 from .state import JobState
 
 STALLED_WEIGHT = 0.001
-"""What the weight of a job is multiplied by that does no step: it gives first."""
+"""What the weight of a job is multiplied by that does no step, or of whose speed nobody knows: it gives first."""
 
 
 def running_job(
@@ -44,6 +45,7 @@ def running_job(
     frozen = _frozen(job, state, pieces, registered, bool(kept), accepted)
     growth = _open_growth(state, pieces) if registered else None
     rest = Rest() if frozen else rested(cooled(state, settings, now), state, settings, now)
+    idle = only_idle(job.request, state.observations)
     more, gpus = state.given_nothing is None, sum(piece.gpus for piece in pieces)
     smaller = rest.most is None or any(gpus < size <= rest.most for size in accepted.ascending)
     return RunningJob(
@@ -58,7 +60,7 @@ def running_job(
         may_shrink=rest.may_shrink,
         may_rebatch=rest.may_rebatch and more,
         until=rest.until,
-        weight=weight_of(job.request, settings) * (STALLED_WEIGHT if state.stalled else 1.0),
+        weight=weight_of(job.request, settings) * (STALLED_WEIGHT if state.stalled or idle else 1.0),
         site=site,
         most=rest.most,
         fresh_until=rest.fresh_until,

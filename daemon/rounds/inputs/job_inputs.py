@@ -7,16 +7,18 @@ Limit: one caller at a time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from slurm_elastic.db.rows import BATCH, REQUEUE, InUse, ResizeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codes import EventKind, ResizeState
+from slurm_elastic.protocol.request import ElasticRequest
 
 from ...actions.refusals import Refusal
 from ...models.cache import ModelCache
 from ...models.costs import Costs
+from ...models.declared import with_declared
 from ...models.priors import Priors
 from ...planner import JobState
 from ...planner.running.cooldown import HOUR_S
@@ -37,18 +39,21 @@ class JobInputs:
 
     def collect(
         self,
-        job_ids: Iterable[int],
+        requests: Mapping[int, ElasticRequest],
         in_use: Mapping[int, InUse],
         resizes: Mapping[int, ResizeRow],
         refused: Mapping[int, Mapping[EventKind, Refusal]],
         in_vain: Collection[int],
         now: float,
     ) -> dict[int, JobState]:
-        """The inputs of these jobs, which must be all that run."""
-        store, wanted = self._store, list(job_ids)
+        """The inputs of the jobs of these requests, which must be all that run."""
+        store, wanted = self._store, list(requests)
         resized = store.allocations.resized_since(now - HOUR_S)
         known = {job_id: self._priors.of_job(job_id) for job_id in wanted if job_id in in_use}
-        seen = {job_id: tuple(store.reports.observations(job_id)) for job_id in known}
+        seen = {
+            job_id: with_declared(requests[job_id], tuple(store.reports.observations(job_id)), in_use[job_id].pieces)
+            for job_id in known
+        }
         models = self._fitted.of({job_id: (seen[job_id], prior.prior) for job_id, prior in known.items()})
         self._log_unfitted()
         likely, requeued = (self._costs.likely_s(known, requeue) for requeue in (False, True))

@@ -4,10 +4,11 @@ Promise: a broken row is refused with its file, its line and what was expected; 
 say so. Limit: text only, no I/O here.
 
 Our own CSV has a header and one job per line; only the first four columns are needed:
-    job_id,submit_s,program,gpus,batch,samples,duration_s,min_gpus,max_gpus,min_batch,max_batch,weight,wait_s,until,user,account
+    job_id,submit_s,program,gpus,batch,samples,duration_s,min_gpus,max_gpus,min_batch,max_batch,weight,wait_s,until,
+    speedup,user,account (in one line)
 `samples` is the work counted at the base batch, or `duration_s` how long it takes at `gpus` and `batch`; program
 "rigid" or an unknown one: runs at `gpus` for `duration_s`. `wait_s` is how long it waited. `until` is "epochs" or
-"quality": what ends the training.
+"quality": what ends the training. `speedup` is the curve of a job without a batch, as its request has it.
 """
 
 from __future__ import annotations
@@ -142,9 +143,12 @@ def _own(row: dict[str, str]) -> TraceJob:
         weight=number(row, "weight", 1e-6, 1.0),
         wait_s=number(row, "wait_s", -1, -1.0),
         until=row.get("until", ""),
+        speedup=float({"linear": "1"}.get(row.get("speedup", ""), row.get("speedup", "")) or 0),
         user=row.get("user", ""),
         account=row.get("account", ""),
     )
+    if job.speedup and not 0.5 < job.speedup <= 1:
+        raise ValueError(f"speedup is {job.speedup:g}; expected linear, a number above 0.5, at most 1, or nothing")
     if job.until not in ("", *ENDS):
         raise ValueError(f"until is '{job.until}'; expected {' or '.join(ENDS)}, or nothing")
     if job.max_gpus and job.max_gpus < max(job.min_gpus, 1):

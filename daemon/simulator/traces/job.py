@@ -32,6 +32,8 @@ class TraceJob:
     """How long it waited, as recorded; below 0: not recorded."""
     until: str = ""
     """"epochs": every sample counts the same; "quality": by its worth at the batch; "": not said."""
+    speedup: float = 0.0
+    """Of a job without a batch, as its request has it."""
     user: str = ""
     account: str = ""
 

@@ -72,6 +72,7 @@ class Reader:
         return replace(
             job, min_gpus=request.min_gpus, max_gpus=request.max_gpus, min_batch=request.min_batch,
             max_batch=request.max_batch, weight=request.weight, until=request.until,
+            speedup=request.speedup,
         )  # fmt: skip
 
     def notes(self) -> list[str]:

@@ -24,13 +24,22 @@ def test_a_step_follows_the_group_unless_given() -> None:
     assert parse("gpus=4-16,batch=64-512,group=4,step=8").sizes() == (4, 12)
 
 
+def test_without_a_batch_each_gpu_counts_as_one_sample() -> None:
+    """What `selastic hold` asks for: sizes alone, and how they scale, if somebody says that."""
+    request = parse("elastic:gpus=4-16,group=4,speedup=0.9")
+    assert (request.max_batch, request.speedup, request.batches(8)) == (0, 0.9, (8,))
+    assert parse("gpus=2-8,speedup=linear").text() == "elastic:gpus=2-8,speedup=1"
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
         ("gpus=8-2,batch=64", "gpus=8-2"),
         ("gpus=2-8,batch=512-64", "batch=512-64"),
         ("gpu=2-8,batch=64", "did you mean gpus?"),
-        ("gpus=2-8", "no batch="),
+        ("gpus=2-8,lr=sqrt", "lr= goes with batch="),
+        ("gpus=2-8,batch=64,speedup=0.9", "speedup= does not go with batch="),
+        ("gpus=2-8,speedup=0.4", "accepted: linear, or a number above 0.5"),
         ("batch=64", "no gpus="),
         ("gpus=2-8,batch=64,colour=red", "unknown key 'colour'"),
         ("gpus=0-8,batch=64", "gpus=0"),

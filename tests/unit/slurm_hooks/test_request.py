@@ -46,12 +46,14 @@ GOOD = (
     "gpus=3-6,batch=64-66,slice=2",
     "gpus=8,batch=64,group=2,slice=16",
     *(f"gpus=2-32,batch=256-8192,lr={rule}" for rule in LR_RULES),
+    "gpus=2-32",
+    "gpus=4-64,group=4,step=8,weight=0.5,via=shrink",
+    *(f"gpus=2-32,speedup={value}" for value in ("linear", "0.9", "1", "1.0", "0.500001")),
 )
 BAD = (
     "",
     "elastic:",
     "elastic:elastic:gpus=2-32,batch=256-8192",
-    "ELASTIC:gpus=2-32",
     "elastic\x1agpus=2-32,batch=256-8192",
     "ela\u017ftic:gpus=2-32,batch=256-8192",
     "gpus",
@@ -62,7 +64,6 @@ BAD = (
     "gpus=:8,batch=64",
     "gpus=8:2,batch=64",
     "=4",
-    "gpus=2-32",
     "batch=256",
     "step=2",
     "gpus=2-32,batch=256-8192,",
@@ -131,6 +132,11 @@ BAD = (
     "gpus=8-16,batch=3-5",
     "gpus=4-6,batch=7-7",
     "gpus=7=7,batch=4",
+    *(f"gpus=2-32,{key}" for key in ("slice=2", "lr=sqrt", "until=epochs", "guard=80")),
+    "gpus=2-32,until=epochs,slice=2",
+    "gpus=2-32,batch=256,speedup=0.9",
+    "gpus=2-3,group=4",
+    *(f"gpus=2-32,speedup={value}" for value in ("0.5", "1.1", "cubic", "0", ".9", "2", "nan", "0.9000001")),
 )
 
 
@@ -251,11 +257,12 @@ values = {
     "via": st.lists(st.sampled_from((*MECHANISMS, "x", "")), min_size=1, max_size=4).map("+".join),
     "until": st.sampled_from((*ENDS, "dawn")),
     "slice": numbers,
+    "speedup": st.sampled_from(("linear", "0.9", "1", "1.5", "0.5")),
     "guard": st.sampled_from(("80", "100", "101", "0", "0.8")),
 }
 words = st.sampled_from(KEYS).flatmap(lambda key: values[key].map(lambda value: f"{key}={value}"))
 nearly = st.tuples(spans, spans, st.lists(words, max_size=3)).map(
-    lambda t: ",".join([f"gpus={t[0]}", f"batch={t[1]}", *t[2]])
+    lambda t: ",".join([f"gpus={t[0]}", *([f"batch={t[1]}"] if t[1] != "7" else []), *t[2]])
 )
 anything = st.one_of(nearly, nearly, st.lists(st.one_of(words, junk), max_size=4).map(",".join))
 

@@ -99,6 +99,16 @@ def test_a_request_that_does_not_fit_is_answered_with_its_sentence(world: World)
     assert not grant.managed and "starts with 4 GPUs" in grant.reason
 
 
+@pytest.mark.parametrize(("asked", "unit"), [("gpus=4-8", ""), ("gpus=4-8,batch=256", "tasks")])
+def test_a_request_without_a_batch_is_for_selastic_hold_alone(world: World, asked: str, unit: str) -> None:
+    """And one with a batch is not for it: the job keeps its size, and says why."""
+    job = world.slurm.submit(Component(1, 4), user="games", comment=f"elastic:{asked}")
+    other = replace(registration(Piece(job, "base", ("n1",), 4)), unit=unit)
+    grant = world.register(job, other)
+    assert not grant.managed and "is not for this; accepted: one with" in grant.reason
+    assert world.register(job, replace(other, unit="" if unit else "tasks")).managed
+
+
 def test_pieces_of_another_user_are_refused(world: World) -> None:
     """A supervisor cannot claim what is not its user's: it would be counted, and released."""
     job = world.slurm.submit(Component(1, 4), user="games", comment=REQUEST)

@@ -60,3 +60,15 @@ def test_a_batch_that_no_size_shares_out_evenly_is_rounded_up() -> None:
     """A trace with three GPUs and a batch of 64 runs, at 66."""
     rows = [job("a", 0.0, 3, 660.0, min_gpus=3, max_gpus=3)]
     assert outcome(rows).jobs[0].end_s == pytest.approx(660.0 / 300.0)
+
+
+def test_a_job_with_a_declared_curve_is_as_fast_as_it_says() -> None:
+    """1.8 times as fast for each doubling; one that scales better is given more of the cluster."""
+    rows = [
+        TraceJob(name, 0.0, "held", 1, duration_s=1000.0, min_gpus=1, max_gpus=7, speedup=speedup)
+        for name, speedup in (("a", 0.9), ("b", 0.6))
+    ]
+    grown = outcome([TraceJob("c", 0.0, "held", 4, duration_s=1000.0, min_gpus=4, max_gpus=8, speedup=0.9)])
+    assert math.isclose(grown.jobs[0].end_s, 1000.0 / 1.8)
+    first = {job_id: gpus for at, job_id, gpus, _ in outcome(rows).changes if at == 0.0}
+    assert first["a"] > first["b"]

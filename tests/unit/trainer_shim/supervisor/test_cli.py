@@ -34,6 +34,8 @@ def test_the_request_of_the_command_line_counts_first() -> None:
     assert elastic_request("", "elastic:gpus=4-2", "") == "elastic:gpus=4-2"
     with pytest.raises(RequestError, match="gpus=4-2"):
         elastic_request("gpus=4-2,batch=8", None, "")
+    with pytest.raises(RequestError, match="has no batch="):
+        elastic_request("gpus=2-4", None, "")
 
 
 @pytest.mark.parametrize("asked", ["", "gpus=2-4,batch=8", "gpus=2-4,batch=8,lr=auto", "elastic:gpus=4-2"])

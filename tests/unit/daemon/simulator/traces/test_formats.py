@@ -261,7 +261,7 @@ def test_broken_rows_are_refused_with_their_line(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("row", "jobs", "note"),
     [
-        ("9|t|2026-10-01T00:10:00|60|gres/gpu=1|elastic:gpus=2-8", 3, "1 (9) with an elastic request"),
+        ("9|t|2026-10-01T00:10:00|60|gres/gpu=1|elastic:gpus=8-2", 3, "1 (9) with an elastic request"),
         ("9|t|2026-10-01T00:10:00|60|gres/gpu=1|elastic:gpus=9-1,batch=1-2", 3, "taken to be rigid"),
         ("9|t|Unknown|60|gres/gpu=1|", 2, "1 jobs without a time of submission, left out"),
         ("9|t|1970-01-01T01:00:00|60|gres/gpu=1|", 2, "1 jobs without a time of submission, left out"),

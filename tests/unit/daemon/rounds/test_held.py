@@ -1,0 +1,40 @@
+"""Whole rounds with jobs of `selastic hold`: what is known of their speed decides what they get."""
+
+from __future__ import annotations
+
+from daemon_harness import Supervisor, World
+
+
+def hold(world: World, request: str) -> Supervisor:
+    """A job without a batch on one node, of which nothing is measured."""
+    job = world.elastic(comment=f"elastic:{request}")
+    job.measured, job.unit = False, "tasks"
+    return job
+
+
+def test_a_declared_curve_is_planned_with(world: World) -> None:
+    """Alone it gets all that it accepts; of two, who scales better gets more."""
+    first = hold(world, "gpus=4-32,step=4,speedup=0.6")
+    world.settle()
+    assert first.gpus == 32
+    second = hold(world, "gpus=4-32,step=4,speedup=0.95")
+    world.settle(80)
+    assert second.gpus > first.gpus >= 4
+
+
+def test_without_a_speed_it_gets_what_would_be_idle(world: World) -> None:
+    """All of it while nobody else wants it, and nothing that a training could use."""
+    idle = hold(world, "gpus=4-32,step=4")
+    world.settle()
+    assert idle.gpus == 32
+    training = world.elastic(comment="elastic:gpus=4-28,step=4,batch=240-3840")
+    world.settle(80)
+    assert (training.gpus, idle.gpus) == (28, 4)
+
+
+def test_its_rigid_neighbours_start(world: World) -> None:
+    job = hold(world, "gpus=4-32,step=4")
+    world.settle()
+    rigid = world.rigid(7)
+    world.settle(80)
+    assert world.snapshot().jobs[rigid].running and job.gpus == 4
