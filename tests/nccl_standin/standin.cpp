@@ -379,9 +379,10 @@ static void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     if (!r.alias_info() || !r.alias_info()->isWrite()) late = false;
   if (written.empty()) late = false;
   if (late) {
-    here().push([op, args] {
-      torch::jit::Stack s;
-      for (auto& v : args) s.push_back(mapped(v, at_host));
+    torch::jit::Stack meant;  // the memory as it is at the launch: a tensor may be given other memory before it runs
+    for (auto& v : args) meant.push_back(mapped(v, at_host));
+    here().push([op, meant] {
+      auto s = meant;
       compute(op, s);
     });
     stack->erase(begin, stack->end());
@@ -479,17 +480,17 @@ static Tensor& set_storage(Tensor& self, at::Storage storage, int64_t offset, at
 }
 static void copy_now(const Tensor& to, const Tensor& from) {
   at::AutoDispatchBelowADInplaceOrView guard;
-  at_host(to).copy_(at_host(from));
+  to.copy_(from);
 }
 static Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
   Tensor to = self, from = src.sizes() == self.sizes() ? src : src.expand(self.sizes());
   if (self.is_cuda() && src.is_cuda()) {
-    here().push([to, from] { copy_now(to, from); });
+    here().push([to = at_host(to), from = at_host(from)] { copy_now(to, from); });
     return self;
   }
   bool whole = is_pinned(self.is_cuda() ? src : self);
   if (self.is_cuda() && non_blocking && !whole) from = from.clone();  // CUDA stages what is pageable
-  here().push([to, from] {
+  here().push([to = at_host(to), from = at_host(from)] {
     nap(static_cast<double>(to.nbytes()) / 1e6 / seconds("STANDIN_COPY_MB_S", 1e9));
     copy_now(to, from);
   });
