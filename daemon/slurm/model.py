@@ -234,7 +234,8 @@ class Snapshot:
             used = tuple(node.name for node in self.nodes.values() if node.gpus_used)
             for job in self.jobs.values():
                 if job.running and site.same_gpus(job.user, job.partition):
-                    jobs[job.job_id] = replace(job, excluded_nodes=(*job.excluded_nodes, *used))
+                    seen = jobs.get(job.job_id, job)
+                    jobs[job.job_id] = replace(seen, excluded_nodes=(*seen.excluded_nodes, *used))
         return replace(self, nodes={**self.nodes, **marks}, jobs={**self.jobs, **jobs}) if marks or jobs else self
 
     def _beside_others(self, shut: Collection[str]) -> dict[int, Job]:

@@ -32,6 +32,7 @@ from slurm_elastic.daemon.slurm.site import (
 )
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.protocol.errors import SlurmUnparsable
+from slurm_elastic.protocol.messages import REFUSED, Tried
 
 REQUEST = "elastic:gpus=1-32,batch=16-4096"
 
@@ -258,6 +259,16 @@ def test_a_node_of_another_user_is_no_room_where_nodes_are_not_shared() -> None:
     excluded = {number: job.excluded_nodes for number, job in snapshot.marked(shut).jobs.items()}
     assert excluded == {1: ("n2", "n3"), 2: ("n1", "n4"), 3: ("n1", "n4"), 4: ("n2",), 5: ("n2", "n3")}
     assert snapshot.marked(Site(partitions={"main": PartitionRules()})) is snapshot
+
+
+def test_nodes_not_shared_stay_excluded_where_two_jobs_see_the_same_gpus() -> None:
+    """Another user's job without a GPU is no room either."""
+    at = Cluster(3)
+    at.run(1, "n1", 2, user="ann")
+    at.run(2, "n2", 0, user="bob")
+    probed = {("", "main"): {"gpus": Tried("gpus", REFUSED, "both see 0")}}
+    site = Site(partitions={"main": PartitionRules(exclusive_user=True)}, probed=probed)
+    assert set(at.snapshot().marked(site).jobs[1].excluded_nodes) == {"n1", "n2"}
 
 
 @pytest.mark.parametrize(
