@@ -46,7 +46,7 @@ contracts: ready  ## which part may import which
 SHIM_TESTS = tests/unit/trainer_shim
 STAND_IN_TESTS = tests/unit/gpu/stand_in
 test-unit: ready  ## the tests that need neither Slurm nor torch
-	MAKEFLAGS= $(BIN)/python -m pytest -n 3 --dist worksteal --durations=12 --ignore=$(SHIM_TESTS) --ignore=$(STAND_IN_TESTS) tests/unit tests/packaging
+	MAKEFLAGS= $(BIN)/python -m pytest -n 3 --dist worksteal $(AGAIN) --durations=12 --ignore=$(SHIM_TESTS) --ignore=$(STAND_IN_TESTS) tests/unit tests/packaging
 
 test-shim: ready hooks-deps  ## the trainer shim and its supervisor, in real worlds of torch
 	MAKEFLAGS= $(BIN)/python -m pytest -n 2 --dist worksteal $(AGAIN) --durations=12 $(SHIM_TESTS) $(STAND_IN_TESTS)

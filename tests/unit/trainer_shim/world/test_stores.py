@@ -43,6 +43,9 @@ class Entries(KeyStore):
             self.held[keys[0]] = value
         return [self.held.get(key) for key in keys]
 
+    def wait(self, keys: Sequence[str], seconds: float) -> bool:
+        return self.check(keys)
+
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
