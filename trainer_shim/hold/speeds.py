@@ -148,9 +148,11 @@ def _of_file(path: Path) -> float | None:
 
 def _of_metrics(url: str, name: str) -> Callable[[], float | None]:
     """Reads a gauge as it is; of a counter, by its name, what it grows by in a second."""
-    before: list[tuple[float, float]] = []
+    seen: tuple[float, float] | None = None
+    """When a counter was read last, and what it was."""
 
     def read() -> float | None:
+        nonlocal seen
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
                 value = metric(answer.read(1 << 22).decode(errors="replace"), name)
@@ -158,10 +160,11 @@ def _of_metrics(url: str, name: str) -> Callable[[], float | None]:
             return None
         if value is None or not name.endswith("_total"):
             return value
-        before[:-1], now = [], time.monotonic()
-        before.append((now, value))
-        (then, last), _ = before[0], before[-1]
-        return (value - last) / (now - then) if now > then and value >= last else None
+        before, seen = seen, (time.monotonic(), value)
+        if before is None:
+            return None
+        passed, grown = seen[0] - before[0], value - before[1]
+        return grown / passed if passed > 0 and grown >= 0 else None
 
     return read
 
