@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 A = TypeVar("A")
 V = TypeVar("V")
+_LACKING = object()
 
 
 class Derived(Generic[K, A, V]):
@@ -44,10 +45,9 @@ class Derived(Generic[K, A, V]):
 
     def of(self, asked: Mapping[K, A], now: float = 0.0) -> dict[K, V]:
         """The value of each key, in their order."""
-        every = list(asked.values())
-        return self._of(
-            list(asked), every if self._inputs is None else [self._inputs(one) for one in every], every, now
-        )
+        every, keys = list(asked.values()), list(asked)
+        inputs = every if self._inputs is None else [self._inputs(one) for one in every]
+        return dict(zip(keys, self._of(keys, inputs, every, now), strict=True))
 
     def one(self, key: K, asked: A, now: float = 0.0) -> V:
         """The value of one key."""
@@ -56,26 +56,25 @@ class Derived(Generic[K, A, V]):
     def each(self, asked: Sequence[A]) -> list[V]:
         """The values of these, each under its own inputs as key: whoever asks alike gets the same object."""
         keys: Sequence[Any] = asked if self._inputs is None else [self._inputs(one) for one in asked]
-        found = self._of(keys, keys, asked, 0.0)
-        return [found[key] for key in keys]
+        return self._of(keys, keys, asked, 0.0)
 
-    def _of(self, keys: Sequence[K], inputs: Sequence[Any], asked: Sequence[A], now: float) -> dict[K, V]:
+    def _of(self, keys: Sequence[K], inputs: Sequence[Any], asked: Sequence[A], now: float) -> list[V]:
         rows, old, until = self._rows, self._old, self._until
-        found, lacking = dict[K, V](), dict[K, tuple[Any, A]]()
+        found, lacking = list[Any](), dict[K, tuple[Any, A]]()
         for key, own, one in zip(keys, inputs, asked, strict=True):
-            row = rows.get(key) or old.pop(key, None)
+            row = rows.get(key) or (old.pop(key, None) if old else None)
             if row is not None and row[0] == own and (until is None or row[2] <= now < until(row[1], row[2])):
                 rows[key] = own, row[1], row[2]  # what is the same object next time is compared at once
-                found[key] = row[1]
+                found.append(row[1])
             else:
                 lacking[key] = own, one
+                found.append(_LACKING)
         if not lacking:
             return found
         made = self._make([one for _, one in lacking.values()])
         for (key, (own, _)), value in zip(lacking.items(), made, strict=True):
             rows[key] = own, value, now
-            found[key] = value
-        return found if len(lacking) == len(found) else {key: found[key] for key in keys}
+        return [rows[key][1] if value is _LACKING else value for key, value in zip(keys, found, strict=True)]
 
 
 def one_by_one(make: Callable[[A], V]) -> Callable[[Sequence[A]], list[V]]:

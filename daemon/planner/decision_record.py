@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from heapq import nsmallest
 from operator import attrgetter
 from typing import Any
@@ -18,7 +18,6 @@ from slurm_elastic.protocol.answers.explain import Alternative, Evidence, OtherM
 from slurm_elastic.protocol.answers.record import known_values
 from slurm_elastic.protocol.codes import Reason, ResizeState
 
-from ..capacity.ledger import Pool
 from ..capacity.make_room import RoomMade
 from ..capacity.pending_jobs import by_node, lasting
 from ..capacity.roster import ElasticJob
@@ -85,7 +84,6 @@ class DecisionRecord:
         for served in self.context.room.served:
             for job_id in served.givers:
                 self.makes_room.setdefault(job_id, []).append(served)
-        self._progress, self._unlisted = cache(self._progress_in), cache(self._unlisted_in)
 
     def rows(self) -> list[DecisionRow]:
         """A row for every elastic job, by job id, but for those whose decision is the one that stands."""
@@ -115,7 +113,7 @@ class DecisionRecord:
             planned = target if target is not None and target.gpus == gpus_to else None
             # A size that is only tried is no part of the optimizer's plan, and so has none of its gain.
             value = planned.value if planned is not None else None
-            gain = self._progress(pool.name) if planned is not None and pool is not None and move.changes else None
+            gain = self._progress[pool.name] if planned is not None and pool is not None and move.changes else None
             evidence |= self._of_move(move, speeds)
             evidence |= self._of_change(move, planned is not None) if move.changes else {}
             alternatives = _alternatives(speeds) or _kept_more(move, self.makes_room.get(job_id, ()))
@@ -144,18 +142,23 @@ class DecisionRecord:
         largest = nsmallest(MOST_OTHERS + 1, (m for m in self.made.moves.values() if m.changes), key=_by_change)
         return [known_values(_other(move, speeds)) for move, speeds in zip(largest, speeds_of(largest), strict=True)]
 
-    def _progress_in(self, pool: str) -> float | None:
-        """What the optimizer's plan of a pool gains in jobs' worth of progress: speedups, pauses left out; None where a
-        model is missing."""
-        members, plan = self.made.allocation.plans[pool]
-        changes = progress_of(members, plan.targets, self.inputs.tables.progress)
-        known = [change for change in changes if change is not None]
-        return sum(known) if len(known) == len(changes) else None
+    @cached_property
+    def _progress(self) -> dict[str, float | None]:
+        """What the optimizer's plan of each pool gains in jobs' worth of progress: speedups, pauses left out; None
+        where a model is missing."""
+        found = dict[str, float | None]()
+        for pool, (members, plan) in self.made.allocation.plans.items():
+            changes = progress_of(members, plan.targets, self.inputs.tables.progress)
+            known = [change for change in changes if change is not None]
+            found[pool] = sum(known) if len(known) == len(changes) else None
+        return found
 
-    def _unlisted_in(self, pool: Pool | None) -> str:
-        """GPUs in use on nodes of the pool that no job holds, in words."""
+    @cached_property
+    def _unlisted(self) -> dict[str, str]:
+        """By pool, GPUs in use on its nodes that no job holds, in words."""
         left_out = lasting(self.context.unlisted, self.inputs.unlisted_before)
-        return by_node({name: gpus for name, gpus in left_out.items() if pool and name in pool.nodes})
+        nodes = {pool.name: pool.nodes for pool in self.made.pools.values()}
+        return {pool: by_node({name: left_out[name] for name in left_out if name in of}) for pool, of in nodes.items()}
 
     def _of_move(self, move: Move, speeds: Speeds) -> dict[str, Any]:
         """What is said of a job that could be moved."""
@@ -229,7 +232,7 @@ class DecisionRecord:
             weight_factor=round(short, 3) if short != 1.0 else None,
             **_share(weights.shares.get(job_id)),
             resize=state.resize.id if state.resize is not None else None,
-            unlisted=self._unlisted(pool) or None,
+            unlisted=(self._unlisted[pool.name] if pool else "") or None,
             asleep_gpus=self.context.asleep.get(job_id, 0) or None,
             for_job=first.job_id if first is not None else None,
             for_gpus=first.gpus if first is not None else None,

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from typing import Any
 
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import JobRow
@@ -152,7 +152,7 @@ class JobRegistry:
     def managed_row(self, job: ElasticJob) -> JobRow:
         """The row of an elastic job as Slurm describes it now."""
         reason = Reason.WAITING if job.base.pending else Reason.KEEP_UNREGISTERED
-        return replace(job_row(job.base, job.request.text(), True, reason, ""), held_gpus=job.gpus)
+        return job_row(job.base, job.request.text(), True, reason, "", held_gpus=job.gpus)
 
     def reference(self, job_id: int) -> tuple[int, int] | None:
         """(GPUs, batch) that the job first trained with."""
@@ -213,6 +213,7 @@ def end_state(exit_code: int) -> str:
     return "FAILED" if exit_code else "COMPLETED"
 
 
-def job_row(job: Job, request: str, managed: bool, reason: Reason, detail: str) -> JobRow:
-    """A job of a snapshot as a row of the store."""
-    return made_from(JobRow, job, request=request, managed=managed, reason=reason.value, detail=detail, end_time=None)
+def job_row(job: Job, request: str, managed: bool, reason: Reason, detail: str, **more: Any) -> JobRow:
+    """A job of a snapshot as a row of the store; `more`: further columns."""
+    told = {"request": request, "managed": managed, "reason": reason.value, "detail": detail, **more}
+    return made_from(JobRow, job, end_time=None, **told)

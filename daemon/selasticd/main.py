@@ -172,9 +172,7 @@ class DaemonServer(HttpServer):
 
 
 def tune_interpreter() -> None:
-    """Let requests wait less for the garbage collector and for a round that computes. Call it once all is imported."""
-    gc.collect()
-    gc.freeze()
+    """Let requests wait less for the garbage collector and for a round that computes."""
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_S)
 

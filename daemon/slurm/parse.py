@@ -93,13 +93,15 @@ class JobReader:
         of its form."""
         before, found, number, clock = self._known, dict[str, tuple[str, Job]](), *map(fields.index, ("JobID", _CLOCK))
         for row in rows:
-            left, row[clock] = row[clock], ""
-            text = _BETWEEN.join(row)
+            text = _BETWEEN.join((*row[:clock], *row[clock + 1 :]))
             known, job = before.get(row[number], _UNKNOWN)
             if job is None or known != text:
-                job = _job(dict(zip(fields, row, strict=True)))
-            ends = ends_at(job.start_time, job.time_limit_s, _read(left, _CLOCK, row[number], duration_s), at)
-            found[row[number]] = text, job if job.ends_at == ends else replace(job, ends_at=ends)
+                job = _job(dict(zip(fields, row, strict=True)), at)
+            else:
+                left = _read(row[clock], _CLOCK, row[number], duration_s)
+                ends = ends_at(job.start_time, job.time_limit_s, left, at)
+                job = job if job.ends_at == ends else replace(job, ends_at=ends)
+            found[row[number]] = text, job
         self._known = found
         return {job.job_id: job for _, job in found.values()}
 
@@ -174,8 +176,8 @@ def _read(text: str, name: str, job: str, reader: Callable[[str], T]) -> T:
         raise SlurmUnparsable(f"{name}={text[:80]!r} of job {job[:20]} from squeue: {error}") from None
 
 
-def _job(row: dict[str, str]) -> Job:
-    """The job of a record, but for its end."""
+def _job(row: dict[str, str], at: float) -> Job:
+    """The job of a record that was asked for at that time."""
 
     def read(name: str, reader: Callable[[str], T]) -> T:
         return _read(row[name], name, row["JobID"], reader)
@@ -186,7 +188,8 @@ def _job(row: dict[str, str]) -> Job:
     tres = read("tres-alloc", _tres)
     gpus, per_node, gpu_type = read("tres-per-node", lambda _: _gpus(row, tres, held, num_nodes))
     array_task = _given(row["ArrayTaskID"])
-    pending = row["State"] == "PENDING"
+    started = None if row["State"] == "PENDING" else read("StartTime", _moment)
+    limit = read("TimeLimit", duration_s)
     return Job(
         job_id=read("JobID", _whole),
         state=_same(row["State"]),
@@ -217,9 +220,10 @@ def _job(row: dict[str, str]) -> Job:
         required_nodes=read("ReqNodes", lambda text: expand(_given(text))),
         reservation=_same(_given(row["Reservation"])),
         exclusive=_exclusive(row),
-        time_limit_s=read("TimeLimit", duration_s),
+        time_limit_s=limit,
         submit_time=read("SubmitTime", _moment) or 0.0,
-        start_time=None if pending else read("StartTime", _moment),
+        start_time=started,
+        ends_at=ends_at(started, limit, read(_CLOCK, duration_s), at),
         eligible_time=read("EligibleTime", _moment) or 0.0,
         restarts=read("RestartCnt", _count),
     )

@@ -200,7 +200,7 @@ class Allocations(StorePart):
         used = self._used
         if used is None:
             with self._db.lock, self._db.read() as connection:
-                used = {row.job_id: _in_use(row) for row in connection.execute(select(schema.in_use))}
+                used = {row.job_id: _in_use(row) for row in connection.execute(select(schema.in_use)).all()}
                 self._used = used
         return used
 

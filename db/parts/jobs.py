@@ -87,7 +87,7 @@ class Jobs(StorePart):
                 return [JobRow(*row) for row in connection.execute(query)]
         with self._db.lock:
             with self._db.read() as connection:
-                rows = [JobRow(*row) for row in connection.execute(query.where(schema.jobs.c.ended.is_(False)))]
+                rows = [JobRow(*row) for row in connection.execute(query.where(schema.jobs.c.ended.is_(False))).all()]
             with self._memory:
                 self._active = {row.job_id: row for row in rows}
         return rows

@@ -160,7 +160,7 @@ def load(
     hours, summaries, job = schema.rollups, schema.summaries, schema.jobs.c.job_id
     within = job == jobs if isinstance(jobs, int) else job.in_(jobs)
     found: dict[int, dict[Key, Configuration]] = defaultdict(dict)
-    for row in connection.execute(select(summaries).join(schema.jobs).where(within)):
+    for row in connection.execute(select(summaries).join(schema.jobs).where(within)).all():
         found[row.job_id] = _of_summary(row.seen)
     known = schema.jobs.outerjoin(summaries)
     query = select(hours).select_from(known.join(hours, hours.c.job_id == job))

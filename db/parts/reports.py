@@ -133,7 +133,7 @@ class Reports(StorePart):
             youngest = select(func.max(other.c.at)).where(other.c.job_id == of.job_id).scalar_subquery()
             query = select(_REPORTS).join(schema.jobs).where(of.ended.is_(False), _REPORTS.c.at == youngest)
             query = query.order_by(_REPORTS.c.generation, _REPORTS.c.step)
-            last = dict.fromkeys(jobs) | {row.job_id: record(Report, row) for row in connection.execute(query)}
+            last = dict.fromkeys(jobs) | {row.job_id: record(Report, row) for row in connection.execute(query).all()}
         with self._memory:
             self._seen, self._last, self._warm = seen, last, True
             self._due = {number for number, count in self._unsaved.items() if count >= OFTEN * len(seen[number])}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
 from plan_cases import World, row, seen
 
 from slurm_elastic.daemon.planner import JobState
+from slurm_elastic.daemon.planner.decision_record import DecisionRecord
 
 
 def test_evidence_counts_the_reports_and_says_what_is_modelled() -> None:
@@ -34,3 +37,18 @@ def test_who_trains_epochs_at_a_batch_that_wastes_samples_is_told() -> None:
     worth, gain = told.pop(("epochs", 100.0))
     assert worth == pytest.approx(356 / 4196, abs=1e-3) and gain > 1
     assert set(told.values()) == {(None, None)}
+
+
+def test_a_plan_that_is_written_down_is_let_go_of_without_the_garbage_collector() -> None:
+    """It holds all jobs, and the collector does not run in a round."""
+    world = World(2)
+    world.job(1, "n1")
+    record = DecisionRecord(world.plan())
+    assert record.rows()
+    gone = weakref.ref(record)
+    gc.disable()
+    try:
+        del record
+        assert gone() is None
+    finally:
+        gc.enable()
