@@ -91,7 +91,7 @@ def _unfollowed(job: ElasticJob) -> str:
 def _barred(base: Job, site: Site) -> str:
     partition = base.partition.split(",")[0]
     rules = site.partitions.get(partition)
-    closed = rules.closed(site.listed_as(base.account), base.qos) if rules is not None else ""
+    closed = rules.closed(base.user, site.listed_as(base.account), base.qos) if rules is not None else ""
     if closed:
         return f"partition {partition} {closed}"
     if site.bars_companion_qos(base.account, base.user, base.partition):

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import grp
 import os
+import pwd
 import re
 import secrets
 import subprocess
@@ -130,7 +132,7 @@ class CommandClient(SlurmClient):
         return parse.slurms_time(self._printed("sdiag"))
 
     def partitions(self) -> tuple[dict[str, PartitionRules], dict[str, str]]:
-        return site.partitions(self._shown("-a", "-o", "show", "partition"))
+        return site.partitions(self._shown("-a", "-o", "show", "partition"), members_of)
 
     def qos_over_partition(self) -> frozenset[str]:
         return accounting.qos_over_partition(self._asked_of_slurmdbd("qos", "format=name,flags"))
@@ -401,6 +403,16 @@ class CommandClient(SlurmClient):
 def says_ended(text: str) -> bool:
     """Whether Slurm refused because the job has ended: that says nothing of any other job."""
     return _UNKNOWN_JOB.search(text) is not None or _HAS_ENDED.search(text) is not None
+
+
+def members_of(groups: frozenset[str] | None) -> frozenset[str] | None:
+    """Who is in one of these groups as this host knows them, which is how Slurm's host does; None: not known."""
+    try:
+        found = [grp.getgrnam(name) for name in groups or ()]
+    except KeyError:
+        return None
+    ids, listed = {group.gr_gid for group in found}, {user for group in found for user in group.gr_mem}
+    return frozenset(listed.union(one.pw_name for one in pwd.getpwall() if one.pw_gid in ids)) if found else None
 
 
 def _refusal(done: subprocess.CompletedProcess[str], what: str) -> SlurmRefused | SlurmUnreachable:

@@ -6,7 +6,7 @@ Limit: of a topology only trees are known.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -56,13 +56,17 @@ class PartitionRules:
     no_accounts: frozenset[str] = frozenset()
     qos: frozenset[str] | None = None
     no_qos: frozenset[str] = frozenset()
+    users: frozenset[str] | None = None
+    """The members of its AllowGroups; None: all may use it, or who may is not known."""
     suspends: bool = False
     """Slurm puts its nodes to sleep that have been idle for a while."""
 
-    def closed(self, accounts: Sequence[str], qos: str) -> str:
+    def closed(self, user: str, accounts: Sequence[str], qos: str) -> str:
         """Why it takes no job with these now; empty: it does. accounts: `Site.listed_as` of the job's."""
         if self.state != "UP":
             return f"is {self.state}"
+        if self.users is not None and user not in self.users and user != "root":
+            return f"does not take user {user}, who is in none of its AllowGroups"
         for kind, names, only, never in (
             ("account", accounts, self.accounts, self.no_accounts),
             ("QOS", [qos], self.qos, self.no_qos),
@@ -179,8 +183,10 @@ def _suspending(config: str) -> dict[str, str]:
     return dict(re.findall(r"(?m)^(SuspendTime|SuspendProgram)\s*=\s*(\S+)", config))
 
 
-def partitions(text: str) -> tuple[dict[str, PartitionRules], dict[str, str]]:
-    """By partition its rules, and its QOS where it has one, of `scontrol -o show partition`."""
+def partitions(
+    text: str, members: Callable[[frozenset[str] | None], frozenset[str] | None] = lambda groups: None
+) -> tuple[dict[str, PartitionRules], dict[str, str]]:
+    """By partition its rules, and its QOS where it has one, of `scontrol -o show partition`. members: of groups."""
     rules: dict[str, PartitionRules] = {}
     qos: dict[str, str] = {}
     for line in text.splitlines():
@@ -202,6 +208,7 @@ def partitions(text: str) -> tuple[dict[str, PartitionRules], dict[str, str]]:
                 # Names of QOS are in small letters, however they are written here; of accounts they have to be.
                 qos=_names(words.get("AllowQos", "ALL").lower()),
                 no_qos=_names(words.get("DenyQos", "").lower()) or frozenset(),
+                users=members(_names(words.get("AllowGroups", "ALL"))),
                 suspends=_suspends(words.get("SuspendTime", "GLOBAL")),
             )
         except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from slurm_elastic.daemon.planner.limit_usage import holds, limit_usage
 from slurm_elastic.daemon.planner.running.eligibility import running_job
 from slurm_elastic.daemon.planner.running.state import JobState
 from slurm_elastic.daemon.slurm.accounting import SlurmLimit
+from slurm_elastic.daemon.slurm.commands import members_of
 from slurm_elastic.daemon.slurm.model import Node, Snapshot
 from slurm_elastic.daemon.slurm.site import (
     PartitionRules,
@@ -193,6 +195,15 @@ def test_what_partitions_ask_of_their_jobs_is_read() -> None:
         partitions("PartitionName=a MinNodes=many")
 
 
+def test_the_members_of_groups_are_those_that_this_host_knows() -> None:
+    """By their own group, or listed in it; of a group that only Slurm's host knows Slurm will say."""
+    listed = next((group for group in grp.getgrall() if group.gr_mem), None)
+    assert "daemon" in (members_of(frozenset({"games", "daemon"})) or ())
+    assert "daemon" not in (members_of(frozenset({"games"})) or ())
+    assert listed is None or set(listed.gr_mem) <= (members_of(frozenset({listed.gr_name})) or set())
+    assert members_of(frozenset({"games", "nobody-knows-it"})) is None and members_of(None) is None
+
+
 @pytest.mark.parametrize(
     ("rules", "why"),
     [
@@ -203,11 +214,13 @@ def test_what_partitions_ask_of_their_jobs_is_read() -> None:
         (PartitionRules(no_accounts=frozenset({"lab"})), "does not take account lab"),
         (PartitionRules(qos=frozenset({"long"})), "does not take QOS normal"),
         (PartitionRules(no_qos=frozenset({"normal"})), "does not take QOS normal"),
+        (PartitionRules(users=frozenset({"anna"})), ""),
+        (PartitionRules(users=frozenset({"ben"})), "does not take user anna, who is in none of its AllowGroups"),
     ],
 )
 def test_a_partition_that_takes_no_further_job_is_known(rules: PartitionRules, why: str) -> None:
-    """By its state, accounts and QOS."""
-    assert rules.closed(["lab"], "normal") == why
+    """By its state, users, accounts and QOS."""
+    assert rules.closed("anna", ["lab"], "normal") == why
 
 
 @pytest.mark.parametrize(
@@ -221,9 +234,9 @@ def test_a_partition_that_takes_no_further_job_is_known(rules: PartitionRules, w
 def test_a_partition_takes_accounts_below_those_it_lists(rules: PartitionRules, before: str, since: str) -> None:
     """Since 23.02. Where it is not known which are below which, Slurm will say."""
     parents = {"lab": "department", "department": "faculty", "faculty": "root"}
-    assert rules.closed(Site(parents=parents).listed_as("lab"), "normal") == before
-    assert rules.closed(Site(parents=parents, holds_those_below=True).listed_as("lab"), "normal") == since
-    assert rules.closed(Site(holds_those_below=True).listed_as("lab"), "normal") == ""
+    assert rules.closed("anna", Site(parents=parents).listed_as("lab"), "normal") == before
+    assert rules.closed("anna", Site(parents=parents, holds_those_below=True).listed_as("lab"), "normal") == since
+    assert rules.closed("anna", Site(holds_those_below=True).listed_as("lab"), "normal") == ""
 
 
 @pytest.mark.parametrize(
