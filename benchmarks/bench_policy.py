@@ -31,7 +31,7 @@ import _setup  # noqa: F401
 from pollux_artifact import NCF_BATCH, NODES, PER_NODE
 from public_data import load_profiles
 
-from slurm_elastic.daemon.planner.running.reports import Remaining
+from slurm_elastic.daemon.planner.running.state import Remaining
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.simulator import job_states
 from slurm_elastic.daemon.simulator.jobs import SimulatedJob, SimulationSettings

@@ -27,7 +27,7 @@ from slurm_elastic.daemon.optimizer.models.learning import learn
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.prior import DEFAULT, Prior
 from slurm_elastic.daemon.optimizer.models.throughput import fit
-from slurm_elastic.daemon.planner.running.reports import Remaining
+from slurm_elastic.daemon.planner.running.state import Remaining
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.simulator.elastic import Elastic
 from slurm_elastic.daemon.simulator.job_states import REPORTS_AFTER_S, JobStates

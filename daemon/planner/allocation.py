@@ -26,8 +26,7 @@ from .context import RoundContext
 from .fixed_targets import failed_lately
 from .free_capacity import layout
 from .moves import Move, TargetSize, nearest_batch
-from .pools.candidate import Candidate, CandidateInputs
-from .pools.gain import gain_of
+from .pools.candidate import Candidate, CandidateInputs, gain_of
 from .pools.size_exploration import explore
 from .running.job import RunningJob
 from .settings import PlannerSettings

@@ -27,12 +27,11 @@ from ..optimizer.weights import Weights
 from ..slurm.model import Snapshot
 from ..slurm.site import Site
 from .leaving_companions import LEAVE_S, draining, draining_units, ending_units, submitted_units
-from .limit_usage import holds
 from .running.job import RunningJob
 from .running.state import JobState
 from .settings import PlannerSettings
 from .tables import Tables
-from .user_limits import Limits
+from .user_limits import Limits, holds
 from .waiting.first_sizes import Changed
 
 

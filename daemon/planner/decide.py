@@ -20,7 +20,11 @@ from ..capacity.placement import take
 from ..capacity.shrink_options import ShrinkableJob
 from ..capacity.slurm_limits import LimitUsage
 from ..mechanisms.timeouts import companion_wait_s
-from ..optimizer.policies import POLICIES
+from ..optimizer.errors import InfeasiblePlan, PlanInputError
+from ..optimizer.job_view import JobView, Model
+from ..optimizer.plan import ChoiceTables, plan_pools
+from ..optimizer.policies import DEFAULT_POLICY, POLICIES
+from ..optimizer.solver.limits import Cap
 from ..optimizer.weights import (
     GroupShare,
     ShareGroup,
@@ -36,12 +40,13 @@ from .allocation import Group, PoolAllocation, candidates_of
 from .context import Inputs, RoundContext
 from .fixed_targets import fixed_target
 from .free_capacity import asleep, comebacks, free_ledger, managed_gpus, reachable
-from .limit_usage import limit_usage
 from .moves import Move, TargetSize, moves
+from .pools.candidate import Candidate
+from .running.eligibility import weight_of
 from .running.job import RunningJob, remaining_s
 from .settings import PlannerSettings
+from .user_limits import limit_usage
 from .waiting.first_sizes import NO_FIRST_SIZES, FirstSizes, StartingJob, Waiting, first_sizes
-from .waiting.shares import shares
 
 MOST_BATCHES = 256
 """Changes of a batch alone that one round begins: each is written to the disk before its supervisor hears of it."""
@@ -277,3 +282,52 @@ def _begun(moved: Iterable[Move], settings: PlannerSettings) -> tuple[Move, ...]
         key=lambda m: (not m.target_size.forced, m.gpus > m.target_size.running.gpus, -m.target_size.progress_change),
     )
     return (*ordered[: settings.max_resizes_per_round], *batches[:MOST_BATCHES])
+
+
+def shares(
+    members: Sequence[Candidate],
+    capacity: int,
+    caps: Sequence[Cap],
+    waiting: Sequence[StartingJob],
+    models: Mapping[int, Model],
+    settings: PlannerSettings,
+    tables: ChoiceTables,
+) -> dict[int, int]:
+    """What a plan would give the waiting jobs of a pool if they ran: GPUs by job id. Those that come first are
+    admitted, as long as everyone can have its smallest size; one that is not, that has no model, or for which there is
+    no plan, has its smallest. `capacity`: what these members and waiting jobs share; `models`: of the waiting jobs'
+    speed, by job id. A job counts by its own weight, without what fairness or remaining work make of it."""
+    views, admitted = list[JobView](members), list[JobView]()
+    least = sum(min(k for k, _ in view.choices) for view in views)
+    found = {one.need.job_id: min(one.sizes) for one in waiting}
+    for one in waiting:
+        least += found[one.need.job_id]
+        model = models.get(one.need.job_id)
+        if model is not None and least <= capacity:
+            admitted.append(_view(one, model, settings))
+    if not admitted:
+        return found
+    policy = settings.policy if POLICIES[settings.policy].planner is None else DEFAULT_POLICY
+    try:
+        (planned,) = plan_pools([[*views, *admitted]], [capacity], caps, policy, tables)
+    except (InfeasiblePlan, PlanInputError):
+        return found
+    return found | {int(target.label): target.gpus for target in planned.targets[len(views) :]}
+
+
+def _view(one: StartingJob, model: Model, settings: PlannerSettings) -> JobView:
+    request = one.job.request
+    reference = min(request.batches(one.script.gpus), default=1)
+    return JobView(
+        label=str(one.need.job_id),
+        model=model,
+        choices=tuple((gpus, size.nodes) for gpus, size in sorted(one.sizes.items())),
+        batches=request.batches,
+        current_gpus=0,
+        current_batch=0,
+        reference_gpus=one.script.gpus,
+        reference_batch=reference,
+        weight=weight_of(request, settings),
+        horizon_s=settings.horizon_s,
+        quality=request.until == "quality",
+    )

@@ -30,8 +30,7 @@ from ..slurm.model import Size
 from .context import Inputs
 from .decide import Plan, decide
 from .moves import Move, nearest_batch
-from .pools.candidate import Candidate, rests
-from .pools.gain import progress_of
+from .pools.candidate import Candidate, progress_of, rests
 from .running.eligibility import weight_of
 from .running.job import RunningJob
 from .settings import SMALLEST, PlannerSettings

@@ -22,12 +22,20 @@ from ..capacity.roster import ElasticJob, Roster
 from ..derived.table import Derived, one_by_one
 from ..optimizer.plan import ChoiceTables
 from ..slurm.site import Site
-from .pools.candidate import Alike, Candidate, CandidateInputs, alike_sizes, candidate, in_place, staying
-from .pools.gain import Progress, progress_changes
+from .pools.candidate import (
+    Alike,
+    Candidate,
+    CandidateInputs,
+    Progress,
+    alike_sizes,
+    candidate,
+    in_place,
+    progress_changes,
+    staying,
+)
 from .pools.size_exploration import Untried, untried_sizes
 from .running.eligibility import running_job
-from .running.job import Paces, RunningJob, pace_of
-from .running.sizes import AcceptedSizes, asked_for
+from .running.job import AcceptedSizes, Paces, RunningJob, asked_for, pace_of
 from .running.state import JobState
 from .settings import PlannerSettings
 

@@ -38,7 +38,7 @@ from ..optimizer.models.throughput import ThroughputModel, fit
 from ..optimizer.policies import POLICIES
 from ..optimizer.speedups import speedups_of
 from ..planner.running.job import RunningJob
-from ..planner.running.reports import remaining, trusted_noise
+from ..planner.running.state import remaining, trusted_noise
 from ..planner.settings import PlannerSettings
 from ..reports.common import Viewer, visible_job
 

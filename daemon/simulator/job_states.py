@@ -19,7 +19,7 @@ from ..optimizer.models.observation import Observation
 from ..optimizer.models.prior import DEFAULT
 from ..optimizer.models.throughput import fit, unmeasured
 from ..planner import JobState
-from ..planner.running.reports import NOISE_REPORTS, Remaining
+from ..planner.running.state import NOISE_REPORTS, Remaining
 from .jobs import SimulatedJob, SimulationSettings
 from .programs import BatchLadder, Program
 

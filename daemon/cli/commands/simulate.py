@@ -149,7 +149,7 @@ def _needless(args: argparse.Namespace, rows: list[Summary]) -> set[str]:
 def _conditions(outcomes: list[Outcome], settings: SimulationSettings) -> list[str]:
     """What holds for every job."""
     from ...optimizer.policies import DEFAULT_POLICY
-    from ...planner.running.cooldown import cooldown_s
+    from ...planner.running.eligibility import cooldown_s
     from ...planner.settings import PlannerSettings as Shipped
 
     nodes = -(-settings.gpus // settings.gpus_per_node)

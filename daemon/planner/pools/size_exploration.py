@@ -14,7 +14,7 @@ from ...optimizer.job_view import JobView, nodes_at
 from ...optimizer.models import goodput
 from ...optimizer.policies import POLICIES, Policy
 from ...optimizer.speedups import speedups_of
-from ..running.cooldown import cooldown_s
+from ..running.eligibility import cooldown_s
 from ..running.job import Paces, RunningJob, remaining_s
 from ..settings import PlannerSettings
 from .candidate import Candidate

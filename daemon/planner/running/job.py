@@ -1,4 +1,4 @@
-"""A running elastic job in a round: what it trains on, and what may be done to it. Pure."""
+"""A running elastic job in a round: its accepted sizes, what it trains on, and what may be done to it. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from math import inf
 
 from slurm_elastic.protocol.codes import EventKind, Reason
 from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.protocol.request import ElasticRequest
 
 from ...actions.refusals import Refusal
 from ...capacity.ledger import Amount, per_node
@@ -18,7 +19,6 @@ from ...mechanisms import registry
 from ...optimizer.job_view import Model
 from ...optimizer.models import goodput
 from ...slurm.site import Site
-from .sizes import AcceptedSizes
 from .state import JobState
 
 
@@ -160,3 +160,22 @@ def remaining_s(jobs: Iterable[RunningJob], now: float, paces: Paces) -> dict[in
         if model is not None
         for worth, speed in (found[running.job_id],)
     }
+
+
+class AcceptedSizes:
+    """Sizes at which some accepted batch is shared out evenly; of an exclusive job, which gets whole nodes only, those
+    that are whole nodes. Thousands for some requests: made once for all jobs that ask alike."""
+
+    __slots__ = ("ascending", "every", "largest")
+
+    def __init__(self, request: ElasticRequest, node_gpus: int = 1) -> None:
+        """node_gpus: of the whole nodes that the job gets; 1: it shares nodes."""
+        whole = (size for size in request.sizes() if size % max(1, node_gpus) == 0)
+        self.ascending = tuple(sorted(size for size in whole if request.batches(size)))
+        self.every = frozenset(self.ascending)
+        self.largest = self.ascending[-1] if self.ascending else 0
+
+
+def asked_for(job: ElasticJob) -> tuple[ElasticRequest, int]:
+    """What the accepted sizes of a job depend on, as AcceptedSizes takes it."""
+    return job.request, job.base.gpus_per_node if job.base.exclusive and job.running else 1

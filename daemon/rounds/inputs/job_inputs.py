@@ -21,8 +21,8 @@ from ...models.costs import Costs
 from ...models.declared import with_declared
 from ...models.priors import Priors
 from ...planner import JobState
-from ...planner.running.cooldown import HOUR_S
-from ...planner.running.reports import remaining, slow_nodes
+from ...planner.running.eligibility import HOUR_S
+from ...planner.running.state import remaining, slow_nodes
 from ..job_registry import JobRegistry
 
 log = logging.getLogger(__name__)

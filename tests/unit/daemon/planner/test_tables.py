@@ -19,9 +19,8 @@ from slurm_elastic.daemon.optimizer.job_view import JobView
 from slurm_elastic.daemon.optimizer.policies import POLICIES
 from slurm_elastic.daemon.planner import Inputs, JobState, Plan, decide, plan_round
 from slurm_elastic.daemon.planner.moves import Move, TargetSize
-from slurm_elastic.daemon.planner.running.job import RunningJob
-from slurm_elastic.daemon.planner.running.reports import Remaining
-from slurm_elastic.daemon.planner.running.sizes import AcceptedSizes
+from slurm_elastic.daemon.planner.running.job import AcceptedSizes, RunningJob
+from slurm_elastic.daemon.planner.running.state import Remaining
 from slurm_elastic.daemon.planner.tables import Tables
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.services import elastic as elastic_jobs

@@ -10,7 +10,7 @@ import pytest
 from plan_cases import NOW, World, closed, row, seen
 
 from slurm_elastic.daemon.planner.pools.size_exploration import won_s
-from slurm_elastic.daemon.planner.running.reports import Remaining
+from slurm_elastic.daemon.planner.running.state import Remaining
 from slurm_elastic.protocol.codes import Reason
 
 

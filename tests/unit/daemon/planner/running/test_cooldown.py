@@ -9,7 +9,7 @@ import pytest
 from plan_cases import NOW, SETTINGS, World, closed, order, row, seen
 
 from slurm_elastic.daemon.planner import JobState, decide
-from slurm_elastic.daemon.planner.running.cooldown import cooldown_s
+from slurm_elastic.daemon.planner.running.eligibility import cooldown_s
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.codes import Reason, ResizeState

@@ -8,7 +8,7 @@ import pytest
 from plan_cases import NOW, SETTINGS, World, row
 
 from slurm_elastic.daemon.planner.decide import decide
-from slurm_elastic.daemon.planner.running.reports import Remaining, remaining, slow_nodes
+from slurm_elastic.daemon.planner.running.state import Remaining, remaining, slow_nodes
 from slurm_elastic.db.rows import InUse
 from slurm_elastic.protocol.messages import Piece, Report
 

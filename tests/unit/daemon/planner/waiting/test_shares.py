@@ -14,9 +14,9 @@ from slurm_elastic.daemon.models.cache import observations
 from slurm_elastic.daemon.optimizer.models.prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.throughput import unmeasured
 from slurm_elastic.daemon.optimizer.plan import ChoiceTables
+from slurm_elastic.daemon.planner.decide import shares
 from slurm_elastic.daemon.planner.tables import Tables
 from slurm_elastic.daemon.planner.waiting.first_sizes import StartingJob, Waiting
-from slurm_elastic.daemon.planner.waiting.shares import shares
 
 MODEL = Curve(observations((seen(4),)))
 

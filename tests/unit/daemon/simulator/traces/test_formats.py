@@ -12,7 +12,7 @@ import pytest
 
 from slurm_elastic.daemon.cli.commands import simulate as command
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY
-from slurm_elastic.daemon.planner.running.cooldown import cooldown_s
+from slurm_elastic.daemon.planner.running.eligibility import cooldown_s
 from slurm_elastic.daemon.selasticd import settings as daemon_settings
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings
 from slurm_elastic.daemon.simulator.metrics import per_job
