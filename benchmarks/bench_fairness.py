@@ -19,9 +19,8 @@ from pathlib import Path
 import _setup  # noqa: F401
 from public_data import load_profiles
 
-from slurm_elastic.daemon.simulator.fairness import served
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings
-from slurm_elastic.daemon.simulator.metrics import summary
+from slurm_elastic.daemon.simulator.metrics import served, summary
 from slurm_elastic.daemon.simulator.programs import Program, builtin
 from slurm_elastic.daemon.simulator.replay import simulate
 from slurm_elastic.daemon.simulator.traces.formats import TraceJob, read

@@ -1,4 +1,4 @@
-"""Whether what lies at a path can have been written by somebody else.
+"""Whether what lies at a path can have been written by somebody else; how many files this process may have open.
 
 Limit: whoever may write to a directory above can put another of the owner's own directories in its place. File systems
 that show other owners or modes than were set (CIFS, some NFS) cannot say it: what TRUSTED names is taken for one's own.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import stat
 from pathlib import Path
 
@@ -60,3 +61,20 @@ def make_private(path: Path) -> None:
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
         with contextlib.suppress(OSError):
             path.chmod(0o700)
+
+
+UNLIMITED = 1 << 20
+"""What "unlimited" is taken for."""
+
+
+def limit() -> int:
+    """How many it may have open now."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return UNLIMITED if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_limit() -> None:
+    """As many as this process may allow itself; what it starts inherits that."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -8,20 +8,146 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import secrets
 import sys
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from datetime import datetime
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
-from slurm_elastic.protocol.answers.history import Usage
-from slurm_elastic.protocol.answers.record import columns, made_from
+from slurm_elastic.protocol.answers.history import Usage, UsageJob
+from slurm_elastic.protocol.answers.record import Column, about, columns, made_from, record, shown_id
 from slurm_elastic.protocol.api.routes import WindowQuery
 from slurm_elastic.protocol.errors import ConfigError, ElasticError
+from slurm_elastic.protocol.text.tables import digits
+from slurm_elastic.protocol.text.times import span
 
 from .. import options
 from . import figures
-from .hours import BY, Hours, UsageHours, hours, summary
+from .figures import Stretch, clipped
+
+BY = ("job", "user", "account", "month", "cluster")
+
+
+def _sooner(row: Hours) -> str:
+    if row.sooner_s is None:
+        return ""
+    doubt = f" +- {span(row.doubt_s)}" if row.doubt_s else ""
+    return f"{'-' if row.sooner_s < 0 else ''}{span(abs(row.sooner_s))}{doubt}"
+
+
+@record
+class Hours:
+    """GPU-hours of one job, or of all of one user, account or month."""
+
+    of: str = about("the job, user, account or month", Column("Of"))
+    name: str = about("the job's name; of several jobs their number", Column("Name"))
+    held: float = about("GPU-hours held while they ran", Column("Held", form=digits()))
+    trained: float = about("of that, in computing steps", Column("Trained", form=digits()))
+    input: float = about("waiting for input", Column("Input", form=digits()))
+    comm: float = about("in communication that nothing hides", Column("Comm", form=digits()))
+    pauses: float = about("in pauses of resizes", Column("Pauses", form=digits()))
+    idle: float = about("with no training process: before, between and after worlds", Column("Idle", form=digits()))
+    sooner_s: float | None = about(
+        "seconds less than at the size that the jobs began with; None: they kept it, or its speed is not known",
+        Column("Sooner", help="how much sooner the jobs were done than at the size that they began with", cell=_sooner),
+    )
+    doubt_s: float | None = about("standard deviation of that, by the model of the speed at that size")
+
+
+@record
+class UsageHours(Usage):
+    """How jobs have gone over a window, with their hours."""
+
+    hours: tuple[Hours, ...]
+
+
+def hours(usage: Usage, by: str) -> list[Hours]:
+    """A row for each job, user, account or month, or one for all. All that was held is one of trained, input,
+    communication, pauses and idle; a share of a step is the median of the reports at a size, none where that was never
+    measured. A job is sooner than at its first size by its samples, whatever a large batch wastes."""
+    of: dict[int, list[Stretch]] = {}
+    for row in clipped(usage.allocations, usage.start, usage.end):
+        of.setdefault(row.job_id, []).append(row)
+    groups: dict[str, list[Hours]] = {}
+    for job in usage.jobs:
+        own = sorted(of.get(job.job_id, ()), key=lambda row: row.start)
+        if own:
+            month = datetime.fromtimestamp(own[0].start).strftime("%Y-%m")
+            keys = (shown_id(job), job.user or "", job.account or "", month, "all")
+            groups.setdefault(keys[BY.index(by)], []).append(_of_job(usage, job, own))
+    return [_sum(key, rows) if by != "job" else rows[0] for key, rows in groups.items()]
+
+
+def summary(rows: Iterable[Hours]) -> list[str]:
+    """All of it in sentences, fit for a mail."""
+    found = list(rows)
+    if not found:
+        return ["no job trained in this time"]
+    whole = _sum("all", found)
+    parts = {"in computing": whole.trained, "waiting for input": whole.input, "in communication": whole.comm,
+             "in pauses": whole.pauses, "with no process": whole.idle}  # fmt: skip
+    shares = ", ".join(f"{hours / whole.held:.1%} {what}" for what, hours in parts.items() if whole.held and hours)
+    lines = [f"{digits()(whole.held)} GPU-hours were held: {shares}"]
+    if whole.sooner_s is not None:
+        word, each = ("sooner", "less") if whole.sooner_s >= 0 else ("later", "more")
+        lines.append(
+            f"jobs whose size changed were done {span(abs(whole.sooner_s))} {word} in all, give or take"
+            f" {span(whole.doubt_s or 0.0)}: they took so much {each} than at the sizes that they began with"
+        )
+    return lines
+
+
+def _of_job(usage: Usage, job: UsageJob, own: list[Stretch]) -> Hours:
+    measured = {(seen.gpus, seen.batch): seen for seen in job.measured}
+    pauses = waits = comm = 0.0
+    for row in own:
+        seen = measured.get((row.gpus, row.allocation.batch or 0))
+        trains = row.gpus * max(0.0, row.seconds - row.pause_s) / 3600
+        pauses += row.gpus * min(row.pause_s, row.seconds) / 3600
+        waits += trains * (seen.input_wait_share if seen else 0.0)
+        comm += trains * (seen.comm_share if seen else 0.0)
+    began = own[0].start if job.start_time is None else min(own[0].start, max(usage.start, job.start_time))
+    until = own[-1].end if job.end_time is None else max(own[-1].end, min(usage.end, job.end_time))
+    gaps = [(own[0].gpus, own[0].start - began), (own[-1].gpus, until - own[-1].end)]
+    gaps += [(before.gpus, max(0.0, after.start - before.end)) for before, after in pairwise(own)]
+    idle = sum(gpus * seconds for gpus, seconds in gaps) / 3600
+    trained = sum(row.gpu_hours for row in own)
+    sooner, doubt = _gain(usage, job, own)
+    return Hours(
+        of=shown_id(job), name=job.name or "", held=trained + idle, trained=trained - pauses - waits - comm,
+        input=waits, comm=comm, pauses=pauses, idle=idle, sooner_s=sooner, doubt_s=doubt,
+    )  # fmt: skip
+
+
+def _gain(usage: Usage, job: UsageJob, own: list[Stretch]) -> tuple[float | None, float | None]:
+    """(seconds sooner, their deviation), by the speed at the first size: as measured there, or as the model has it."""
+    first = min((row for row in usage.allocations if row.job_id == job.job_id), key=lambda row: row.start or 0.0)
+    changed = any((row.gpus, row.allocation.batch) != (first.gpus, first.batch) for row in own)
+    point = next((point for point in job.curve if point.gpus == first.gpus), None)
+    seen = next((m.samples_per_s for m in job.measured if (m.gpus, m.batch) == (first.gpus, first.batch)), None)
+    speed = seen or (point.samples_per_s if point else 0.0)
+    if not changed or not speed:
+        return None, None
+    alone = sum(row.samples for row in own) / speed
+    return alone - sum(row.seconds for row in own), alone * (point.uncertainty if point else 0.0)
+
+
+def _sum(key: str, rows: list[Hours]) -> Hours:
+    """Of several jobs, whose doubts are independent."""
+    known = [row for row in rows if row.sooner_s is not None]
+    amounts = {
+        item.name: sum(getattr(row, item.name) for row in rows) for item in fields(Hours) if str(item.type) == "float"
+    }
+    return Hours(
+        of=key, name=f"{len(rows)} job{'s' * (len(rows) != 1)}", **amounts,
+        sooner_s=sum(row.sooner_s or 0.0 for row in known) if known else None,
+        doubt_s=math.sqrt(sum((row.doubt_s or 0.0) ** 2 for row in known)) if known else None,
+    )  # fmt: skip
+
 
 PAGE = "slurm_elastic.daemon.html.report_page"
 """What makes the page, where the daemon is installed."""

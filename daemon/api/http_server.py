@@ -25,7 +25,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from slurm_elastic.protocol import open_files
+from slurm_elastic.protocol import own_files
 from slurm_elastic.protocol.api.client import peer_uid
 from slurm_elastic.protocol.codec import MAX_BODY
 
@@ -244,7 +244,7 @@ class BoundedProtocol(ReportsProtocol):
 
 def server_config(app: Application, settings: ServerSettings) -> uvicorn.Config:
     """How the API is served."""
-    limits = ConnectionLimits(open_files.limit())
+    limits = ConnectionLimits(own_files.limit())
     http: Any = partial(BoundedProtocol, intake=app.intake, limits=limits)
     return uvicorn.Config(
         app,

@@ -24,8 +24,7 @@ from ..capacity.placement import CompanionLimits
 from ..capacity.roster import ElasticJob, RunningPiece
 from ..capacity.shrink_options import DropRule, ShrinkableJob, Unit
 from ..slurm.site import Site
-from .settings import ResizeSettings
-from .timeouts import Bounds
+from .settings import Bounds, ResizeSettings
 
 
 class ResizableJob(Protocol):

@@ -34,7 +34,7 @@ from ..capacity.slurm_limits import LimitUsage, charged
 from ..slurm.model import Job, Snapshot
 from ..slurm.site import Site
 from .registry import COMPANION, carrier, dropping, stuck
-from .timeouts import Bounds
+from .settings import Bounds
 
 
 def next_actions(

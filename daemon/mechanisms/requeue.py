@@ -30,8 +30,7 @@ from ..capacity.shrink_options import units_of
 from ..slurm.model import Job, Size
 from ..slurm.site import Site
 from .base import ChosenWay, FreeNodes, Mechanism, Placement, ResizableJob, WantedSize, first_known
-from .settings import ResizeSettings
-from .timeouts import Bounds
+from .settings import Bounds, ResizeSettings
 
 
 class RequeueResized(Mechanism):

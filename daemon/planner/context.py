@@ -21,7 +21,7 @@ from ..capacity.placement import CompanionLimits
 from ..capacity.roster import Roster
 from ..capacity.shrink_options import Unit
 from ..capacity.slurm_limits import LimitUsage, gpu_limits
-from ..mechanisms.timeouts import companion_wait_s
+from ..mechanisms.settings import companion_wait_s
 from ..optimizer.job_view import Model
 from ..optimizer.weights import Weights
 from ..slurm.model import Snapshot

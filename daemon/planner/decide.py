@@ -19,7 +19,7 @@ from ..capacity.pending_jobs import Need, lasting, may_have_started, needs, unli
 from ..capacity.placement import take
 from ..capacity.shrink_options import ShrinkableJob
 from ..capacity.slurm_limits import LimitUsage
-from ..mechanisms.timeouts import companion_wait_s
+from ..mechanisms.settings import companion_wait_s
 from ..optimizer.errors import InfeasiblePlan, PlanInputError
 from ..optimizer.job_view import JobView, Model
 from ..optimizer.plan import ChoiceTables, plan_pools

@@ -10,7 +10,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from slurm_elastic.db.clock import steady_now
@@ -18,12 +19,12 @@ from slurm_elastic.db.rows import JobRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers.record import made_from
 from slurm_elastic.protocol.codes import EventKind, Reason
+from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.request import find
 
-from ..capacity.roster import ElasticJob, Roster, RosterTables, Scope, sort_jobs
+from ..capacity.roster import ElasticJob, Roster, RosterTables, Scope, companion_tag, sort_jobs
 from ..derived.table import Derived, one_by_one
 from ..slurm.model import Job, Snapshot
-from .held_pieces import held_pieces
 from .settings import RoundSettings
 
 log = logging.getLogger(__name__)
@@ -217,3 +218,31 @@ def job_row(job: Job, request: str, managed: bool, reason: Reason, detail: str, 
     """A job of a snapshot as a row of the store; `more`: further columns."""
     told = {"request": request, "managed": managed, "reason": reason.value, "detail": detail, **more}
     return made_from(JobRow, job, end_time=None, **told)
+
+
+def held_pieces(base: Job, pieces: Iterable[Piece], jobs: Mapping[int, Job]) -> tuple[Piece, ...]:
+    """What a job is charged for: the pieces, cut to what they are of `base` in Slurm's list of jobs, without those that
+    are nothing there; no more GPUs than Slurm gave the job itself, its components and its companions."""
+    left: dict[int, int] = {}
+    found = []
+    for piece in pieces:
+        job = jobs.get(piece.slurm_job_id)
+        if job is None or not _belongs(job, base):
+            continue
+        nodes = tuple(dict.fromkeys(node for node in piece.nodes if node in job.nodes))
+        if not nodes:
+            continue
+        unspoken = left.get(job.job_id, job.gpus)
+        held = replace(piece, nodes=nodes, gpus_per_node=min(piece.gpus_per_node, unspoken // len(nodes)))
+        left[job.job_id] = unspoken - held.gpus
+        found.append(held)
+    return tuple(found)
+
+
+def _belongs(job: Job, base: Job) -> bool:
+    if not job.active or job.uid != base.uid:
+        return False
+    if job.job_id == base.job_id or (base.het_job_id and job.het_job_id == base.het_job_id):
+        return True
+    tag = companion_tag(job)
+    return tag is not None and tag.base == base.job_id

@@ -30,7 +30,7 @@ from ..capacity.pending_jobs import by_node, lasting
 from ..capacity.roster import Roster
 from ..capacity.shrink_options import Unit
 from ..mechanisms.reconcile import kept_waiting, next_actions, overtaken, unused
-from ..mechanisms.timeouts import Bounds
+from ..mechanisms.settings import Bounds
 from ..models.costs import Costs
 from ..models.priors import Priors
 from ..planner.running.job import RunningJob

@@ -41,8 +41,7 @@ from ..models.priors import program_of
 from ..optimizer.models.prior import Prior
 from ..planner import fixed_targets
 from ..prediction.sizes import PredictionInputs
-from ..rounds.held_pieces import held_pieces
-from ..rounds.job_registry import JobRegistry
+from ..rounds.job_registry import JobRegistry, held_pieces
 from ..rounds.loop import Rounds
 from ..slurm.model import Job
 from ..slurm.snapshot_cache import SnapshotCache

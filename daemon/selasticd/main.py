@@ -18,7 +18,7 @@ from pathlib import Path
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.lease import Lease
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol import open_files
+from slurm_elastic.protocol import own_files
 from slurm_elastic.protocol.codes import EventKind
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, SlurmError
 
@@ -27,7 +27,6 @@ from ..api.auth import Authenticator, SlurmRoles
 from ..api.http_server import HttpServer, server_config
 from ..api.status_cache import REFRESH_S
 from ..config import tls
-from ..config.log import handler
 from ..config.user_mode import make_local_folder
 from ..policies import installed
 from ..slurm import CommandClient
@@ -37,7 +36,7 @@ from .leader import Leader, instance_lock, leading
 from .listeners import hook_listener, on_datagram, public_url, tcp_listener, unix_listener, write_client_file
 from .preflight import about_epilog, check
 from .settings import Settings, load
-from .systemd import Notifier
+from .systemd import Notifier, handler
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(settings: Settings) -> int:
     """Run until SIGTERM or SIGINT."""
-    open_files.raise_limit()
+    own_files.raise_limit()
     installed.use(settings.policy, settings.policy_limit_s)
     Path(settings.state_dir).mkdir(parents=True, exist_ok=True, mode=0o700 if settings.user_mode else 0o755)
     if settings.user_mode:

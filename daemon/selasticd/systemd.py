@@ -1,17 +1,26 @@
-"""Tells systemd (sd_notify) that the daemon is ready, its status, and that it is alive (the watchdog).
+"""Tells systemd (sd_notify) that the daemon is ready, its status, and that it is alive (the watchdog); and logs to
+journald, with priorities and fields, when systemd has started it, else to standard error.
 
 Promise: the API's event loop sends the watchdog message, and only while rounds end in time, so that systemd notices a
 hang of either. Outside systemd nothing is sent. Limit: failing rounds count as alive, because a restart does not bring
 back slurmctld; the metrics and /v1/health show them.
+
+Logging never waits and never raises; a line that journald does not take is lost; a warning that comes again and again
+is one line in ten minutes. Fields are given as `extra`: `log.info("job %d: ended", number, extra={"JOB": number})`; one
+that is 0 or empty is left out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
+import struct
+import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 ROUND_LIMIT_S = 120.0
 """A round that takes longer hangs: every Slurm command and every wait for the database in it has a shorter bound."""
@@ -86,3 +95,105 @@ def watchdog_s(environment: Mapping[str, str]) -> float:
 def stalled(since_s: float, interval_s: float) -> bool:
     """Whether rounds hang: the last one ended, or the first was due, `since_s` seconds ago."""
     return since_s > interval_s + ROUND_LIMIT_S
+
+
+JOURNAL = "/run/systemd/journal/socket"
+FIELDS = ("JOB", "RESIZE", "USER")
+"""What a line may be about: `journalctl -u selasticd JOB=1220`."""
+PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.DEBUG, 7))
+"""From each level on: syslog's priority."""
+REPEAT_S = 600.0
+"""A warning that is said again sooner than this is counted instead."""
+REMEMBERED = 1000
+"""Different warnings; more of them are said again."""
+LONGEST = 48 * 1024
+"""Of a message, in bytes: datagrams of a Unix socket are bounded."""
+
+
+class Repeats(logging.Filter):
+    """Drops a warning or error that was said less than REPEAT_S ago, and says how often when it is said again."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._said: dict[tuple[str, str], list[float]] = {}
+        """(logger, text) -> when it was said, how often it was dropped since."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether this line is written."""
+        if record.levelno < logging.WARNING:
+            return True
+        text = record.getMessage()
+        cause = repr(record.exc_info[1]) if record.exc_info else ""
+        now, key = self._clock(), (record.name, text + cause)
+        at, dropped = self._said.get(key, (now - REPEAT_S, 0))
+        if now - at < REPEAT_S:
+            self._said[key][1] += 1
+            return False
+        if len(self._said) >= REMEMBERED:
+            self._said.clear()
+        self._said[key] = [now, 0]
+        if dropped:
+            record.msg, record.args = f"{text} ({dropped:.0f} more times in the last {now - at:.0f} s)", None
+        return True
+
+
+class JournalHandler(logging.Handler):
+    """Speaks journald's own protocol: see systemd's page "Native Journal Protocol"."""
+
+    def __init__(self, address: str = JOURNAL) -> None:
+        super().__init__()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.setblocking(False)
+        self._address = address
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one record."""
+        try:
+            values = {"MESSAGE": self.format(record), "PRIORITY": priority(record.levelno)}
+            values |= {"SYSLOG_IDENTIFIER": "selasticd", "LOGGER": record.name}
+            values |= {name: getattr(record, name) for name in FIELDS if getattr(record, name, None)}
+            self._socket.sendto(b"".join(_entry(name, str(value)) for name, value in values.items()), self._address)
+        except Exception:  # a full or missing socket, a message that does not fit its arguments
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """The line is lost, and nothing else."""
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+        super().close()
+
+
+def handler(environment: Mapping[str, str] = os.environ, address: str = JOURNAL) -> logging.Handler:
+    """The handler for this process: journald's where standard error goes there anyway."""
+    found: logging.Handler
+    if goes_to_journal(environment.get("JOURNAL_STREAM", "")) and Path(address).exists():
+        found = JournalHandler(address)
+    else:
+        found = logging.StreamHandler(sys.stderr)
+        found.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    found.addFilter(Repeats())
+    return found
+
+
+def goes_to_journal(stream: str) -> bool:
+    """Whether standard error is the stream (device:inode) that systemd named, and not redirected since."""
+    try:
+        found = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+    return stream == f"{found.st_dev}:{found.st_ino}"
+
+
+def priority(level: int) -> int:
+    """syslog's priority of a level of `logging`."""
+    return next((number for least, number in PRIORITIES if level >= least), 7)
+
+
+def _entry(name: str, value: str) -> bytes:
+    data = value.encode(errors="backslashreplace")[:LONGEST]
+    if b"\n" in data:
+        return name.encode() + b"\n" + struct.pack("<Q", len(data)) + data + b"\n"
+    return f"{name}=".encode() + data + b"\n"

@@ -18,8 +18,7 @@ from ..slurm.model import Job as SlurmJob
 from ..slurm.model import Node, Snapshot
 from .job_states import PackedRequest, RequestInputs, request_of
 from .jobs import SimulatedJob, SimulationSettings
-from .slurm.controller import Slurm
-from .slurm.free_gpus import FreeGpus
+from .slurm.controller import FreeGpus, Slurm
 
 PARTITION = "main"
 

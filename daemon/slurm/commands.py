@@ -23,12 +23,12 @@ from typing import Concatenate, ParamSpec, TypeVar
 from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.errors import SlurmError, SlurmRefused, SlurmUnparsable, SlurmUnreachable
 
-from . import accounting, arguments, fair_share, parse, pending_resize, site
+from . import accounting, fair_share, parse, pending_resize, site
 from .accounting import QosUser
 from .fair_share import ShareTree
-from .held_gpus import with_nodes
 from .model import Size, SlurmClient, Snapshot
 from .nodelist import expand, fold
+from .parse import with_nodes
 from .site import PartitionRules, Site
 
 ASKED_OF_SLURMDBD_S = 5.0
@@ -158,7 +158,7 @@ class CommandClient(SlurmClient):
         return self._printed("sacctmgr", "-n", "-P", "show", *words)
 
     def end_states(self, job_ids: Sequence[int]) -> dict[int, str]:
-        numbers = ",".join(str(arguments.job_number(job_id)) for job_id in job_ids)
+        numbers = ",".join(str(pending_resize.job_number(job_id)) for job_id in job_ids)
         done = self._run(["squeue", "-h", "-a", "-t", "all", "-j", numbers, "-o", "%A|%T"])
         if _UNKNOWN_JOB.search(done.stderr):
             return {}
@@ -169,7 +169,7 @@ class CommandClient(SlurmClient):
     @_in_one_time
     def last_runs(self, job_ids: Sequence[int]) -> dict[int, str]:
         self._of_thread.until = min(self._of_thread.until, time.monotonic() + ASKED_OF_SLURMDBD_S)
-        numbers = ",".join(str(arguments.job_number(job_id)) for job_id in job_ids)
+        numbers = ",".join(str(pending_resize.job_number(job_id)) for job_id in job_ids)
         # Not what an earlier Slurm's jobs of these numbers did.
         words = ["-n", "-X", "-P", "-D", "-S", "now-10minutes", "-j", numbers, "-o", "JobIDRaw,Submit,State"]
         return parse.last_runs(self._printed("sacct", *words))
@@ -185,9 +185,9 @@ class CommandClient(SlurmClient):
 
     @_in_one_time
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
-        kept = f"NodeList={fold(arguments.node_names(nodes, f'job {job_id}'))}"
+        kept = f"NodeList={fold(pending_resize.node_names(nodes, f'job {job_id}'))}"
         try:
-            self._update(str(arguments.job_number(job_id)), kept)
+            self._update(str(pending_resize.job_number(job_id)), kept)
         except SlurmRefused as error:
             # The last task of an array carries the array's own id, and that names them all.
             name = self._array_name(job_id) if _NAMES_AN_ARRAY.search(str(error)) else ""
@@ -197,7 +197,7 @@ class CommandClient(SlurmClient):
 
     @_in_one_time
     def cancel(self, job_id: int) -> None:
-        if self._scancel(str(arguments.job_number(job_id)), job_id):
+        if self._scancel(str(pending_resize.job_number(job_id)), job_id):
             return
         # 22.05 does not know a task of an array by its raw id, says so only with -v, and calls that a success.
         name = self._array_name(job_id)
@@ -206,24 +206,24 @@ class CommandClient(SlurmClient):
 
     def set_comment(self, job_id: int, text: str) -> None:
         """Refused too: control characters, more than 1024 characters."""
-        self._update(str(arguments.job_number(job_id)), f"Comment={arguments.comment(text, job_id)}")
+        self._update(str(pending_resize.job_number(job_id)), f"Comment={pending_resize.comment(text, job_id)}")
 
     def requeue(self, job_id: int) -> None:
-        self._scontrol(["requeue", str(arguments.job_number(job_id))], f"requeue job {job_id}")
+        self._scontrol(["requeue", str(pending_resize.job_number(job_id))], f"requeue job {job_id}")
 
     @_in_one_time
     def asked_size(self, job_id: int) -> Size:
-        shown = self._scontrol(["-o", "show", "job", str(arguments.job_number(job_id))], f"show job {job_id}")
+        shown = self._scontrol(["-o", "show", "job", str(pending_resize.job_number(job_id))], f"show job {job_id}")
         return pending_resize.asked_size(pending_resize.record(shown, job_id))
 
     @_in_one_time
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
-        name = str(arguments.job_number(job_id))
+        name = str(pending_resize.job_number(job_id))
         shown = self._scontrol(["-o", "show", "job", name], f"show job {job_id}")
         record = pending_resize.record(shown, job_id)
         words = pending_resize.size_words(record, size)
         try:
-            self._update(name, f"ReservationName={arguments.plain_name(reservation)}")
+            self._update(name, f"ReservationName={pending_resize.plain_name(reservation)}")
         except SlurmRefused as error:
             if not _NO_RESERVATION.search(str(error)):
                 raise
@@ -238,7 +238,7 @@ class CommandClient(SlurmClient):
     @_in_one_time
     def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
         self.unreserve(name)
-        kept, owner = fold(arguments.node_names(nodes, f"reservation {name}")), arguments.plain_name(user)
+        kept, owner = fold(pending_resize.node_names(nodes, f"reservation {name}")), pending_resize.plain_name(user)
         words = [
             *("create", "reservation", f"ReservationName={name}", "StartTime=now", f"Duration={int(minutes)}"),
             *(f"Nodes={kept}", f"Users={owner}", "Flags=IGNORE_JOBS,FLEX"),
@@ -249,9 +249,9 @@ class CommandClient(SlurmClient):
     def unreserve(self, name: str, job_id: int = 0) -> None:
         if job_id:
             with contextlib.suppress(SlurmRefused):  # it has ended, and so left the reservation
-                self._update(str(arguments.job_number(job_id)), "ReservationName=")
+                self._update(str(pending_resize.job_number(job_id)), "ReservationName=")
         try:
-            self._scontrol(["delete", f"reservation={arguments.plain_name(name)}"], f"end reservation {name}")
+            self._scontrol(["delete", f"reservation={pending_resize.plain_name(name)}"], f"end reservation {name}")
         except SlurmRefused as error:
             if not _NO_RESERVATION.search(str(error)):
                 raise
@@ -271,7 +271,7 @@ class CommandClient(SlurmClient):
 
     def coordinated(self, user: str) -> frozenset[str]:
         """The accounts whose jobs this user may change as their coordinator; none without slurmdbd."""
-        users = self._users(arguments.plain_name(user), "withcoord", "format=User,Coordinators")
+        users = self._users(pending_resize.plain_name(user), "withcoord", "format=User,Coordinators")
         return frozenset(
             account for name, _, accounts in users if name == user for account in accounts.split(",") if account
         )
@@ -354,7 +354,7 @@ class CommandClient(SlurmClient):
         """8_1 for a task of array 8; "" when there is no such job, or it is no task."""
         separator = _separator()
         fields = ("JobID", "ArrayJobID", "ArrayTaskID")
-        words = ["squeue", "-h", "-a", "-j", str(arguments.job_number(job_id))]
+        words = ["squeue", "-h", "-a", "-j", str(pending_resize.job_number(job_id))]
         done = self._run([*words, "-O", parse.format_of(fields, separator)])
         if _UNKNOWN_JOB.search(done.stderr):
             return ""

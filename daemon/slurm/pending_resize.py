@@ -1,4 +1,5 @@
-"""Arguments of `scontrol update` that give a waiting job another size, computed from the job's record. Pure.
+"""Arguments of calls to Slurm: checked before Slurm sees them, and those of `scontrol update` that give a waiting job
+another size, computed from the job's record. Pure.
 
 Slurm holds a job whose nodes, tasks, CPUs and GPUs contradict each other for ever (BadConstraints). So all of them are
 set together.
@@ -7,11 +8,13 @@ set together.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable
 from slurm_elastic.protocol.gres import gres_gpus
 
 from .model import Size
+from .nodelist import is_node_name
 from .parse import mib
 
 _FIELD = re.compile(r"(?<!\S)([A-Za-z][A-Za-z/:]*)=(\S*)")
@@ -114,3 +117,36 @@ def _first(fields: dict[str, str], name: str) -> int:
     """The whole number at the beginning: 4 for 4-4, 1 for N/A."""
     match = re.match(r"\d+", fields.get(name, ""))
     return max(1, int(match.group())) if match else 1
+
+
+MAX_COMMENT = 1024
+_NAME = re.compile(r"[\w.@+-]*", re.ASCII)
+
+
+def job_number(job_id: int) -> int:
+    """A possible job id."""
+    if isinstance(job_id, bool) or not isinstance(job_id, int) or not 0 < job_id < 2**32:
+        raise SlurmRefused(f"job_id={job_id!r}: accepted are whole numbers from 1.")
+    return job_id
+
+
+def node_names(nodes: Sequence[str], what: str) -> list[str]:
+    """Names of one or more single nodes."""
+    strange = next((name for name in nodes if not is_node_name(name)), None)
+    if not nodes or strange is not None:
+        raise SlurmRefused(f"nodes={strange!r} of {what}: accepted are the names of one or more single nodes.")
+    return list(nodes)
+
+
+def comment(text: str, job_id: int) -> str:
+    """A comment of printable characters, which breaks no listing."""
+    if not text.isprintable() or len(text) > MAX_COMMENT:
+        raise SlurmRefused(f"comment={text[:60]!r} of job {job_id}: accepted are {MAX_COMMENT} printable characters.")
+    return text
+
+
+def plain_name(text: str) -> str:
+    """A user's or a reservation's name; "" too."""
+    if _NAME.fullmatch(text) is None:
+        raise SlurmRefused(f"name={text[:60]!r}: accepted are letters, digits and . _ @ + -")
+    return text

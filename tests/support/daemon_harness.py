@@ -20,10 +20,9 @@ from fresh_store import fresh_store
 from slurm_elastic.daemon.api.waiters import Waiters
 from slurm_elastic.daemon.capacity.roster import RosterTables, sort_jobs
 from slurm_elastic.daemon.derived.table import Derived, one_by_one
-from slurm_elastic.daemon.mechanisms.timeouts import Bounds
+from slurm_elastic.daemon.mechanisms.settings import Bounds
 from slurm_elastic.daemon.planner.tables import Tables
-from slurm_elastic.daemon.rounds.inputs.job_inputs import JobInputs
-from slurm_elastic.daemon.rounds.inputs.queued_jobs import QueuedJobs
+from slurm_elastic.daemon.rounds.facts import JobInputs, QueuedJobs
 from slurm_elastic.daemon.rounds.job_registry import JobRegistry
 from slurm_elastic.daemon.rounds.loop import Rounds
 from slurm_elastic.daemon.selasticd.controller import DaemonController

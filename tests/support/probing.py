@@ -14,7 +14,6 @@ from pathlib import Path
 from slurm_elastic.client import main as selastic
 from slurm_elastic.daemon.probe import checks as checks
 from slurm_elastic.daemon.probe import command as command
-from slurm_elastic.daemon.probe import findings as findings
 from slurm_elastic.protocol.api import client as client  # imported by root: the user need not be able to read it
 
 

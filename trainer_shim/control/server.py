@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from slurm_elastic.protocol import open_files
+from slurm_elastic.protocol import own_files
 from slurm_elastic.protocol.json_lines import Message
 
 from . import handshake, interfaces
@@ -77,7 +77,7 @@ class ControlServer:
         self._peers: dict[tuple[str, str], Connection] = {}
         self._unproven: dict[Connection, _Unproven] = {}
         """Oldest first."""
-        self._max_unproven = min(MAX_UNPROVEN, open_files.limit() // 4)
+        self._max_unproven = min(MAX_UNPROVEN, own_files.limit() // 4)
         self._told = self._told_stranger = self._sweeps = False
         loop.watch(self._sock, self._accept)
 

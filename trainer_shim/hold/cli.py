@@ -10,7 +10,7 @@ import os
 import signal
 from dataclasses import replace
 
-from slurm_elastic.protocol import open_files, request
+from slurm_elastic.protocol import own_files, request
 from slurm_elastic.protocol.errors import ConfigError
 
 from ..allocation import launchers
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     asked = args.elastic or comment or env.get("SELASTIC_REQUEST", "")
     if args.elastic and request.parse(args.elastic).max_batch:
         raise ConfigError(f"--elastic {args.elastic} has a batch=; accepted with selastic hold: a request without it")
-    open_files.raise_limit()
+    own_files.raise_limit()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader of our output that has gone away is no reason to end
     start = replace(start, options=replace(start.options, request="" if asked == comment else asked))
     start, lease = start.take_directory()

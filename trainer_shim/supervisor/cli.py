@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from slurm_elastic.protocol import open_files, request
+from slurm_elastic.protocol import own_files, request
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, RequestError
 
 from ..allocation import commands, job_dir, launchers
@@ -219,7 +219,7 @@ def plan(start: Start) -> str:
 
 
 def _train(args: argparse.Namespace, start: Start, connect: Connect | None) -> int:
-    open_files.raise_limit()
+    own_files.raise_limit()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader of our output that has gone away is no reason to end
     start, lease = start.take_directory()
     options, jobs = start.options, start.jobs

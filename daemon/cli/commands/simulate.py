@@ -78,8 +78,7 @@ def run(args: argparse.Namespace) -> int:
     """Simulate and print; 0 when every policy ran. Raises ElasticError for what cannot be read."""
     from ...simulator import metrics, programs, replay
     from ...simulator.traces import formats
-    from ..progress import Progress
-    from ..side_by_side import side_by_side
+    from ..side_by_side import Progress, side_by_side
 
     if args.html:
         from ...simulator.page import page  # now: where jinja2 is missing nobody waits for a simulation first

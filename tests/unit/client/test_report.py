@@ -14,7 +14,7 @@ import sample_history
 
 from slurm_elastic.client import main, options
 from slurm_elastic.client.commands import review
-from slurm_elastic.client.report.hours import hours, summary
+from slurm_elastic.client.report.command import hours, summary
 from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.models.cache import observation
 from slurm_elastic.daemon.optimizer.models.prior import DEFAULT

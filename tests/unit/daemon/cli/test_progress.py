@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from slurm_elastic.daemon.cli.progress import BAR, EVERY_S, FIRST_S, Progress
+from slurm_elastic.daemon.cli.side_by_side import BAR, EVERY_S, FIRST_S, Progress
 
 
 class Terminal(io.StringIO):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.daemon.config.log import JournalHandler, handler, priority
+from slurm_elastic.daemon.selasticd.systemd import JournalHandler, handler, priority
 
 
 @pytest.fixture

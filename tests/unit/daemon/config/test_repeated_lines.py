@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_elastic.daemon.config import log
-from slurm_elastic.daemon.config.log import REPEAT_S, Repeats
+from slurm_elastic.daemon.selasticd import systemd
+from slurm_elastic.daemon.selasticd.systemd import REPEAT_S, Repeats
 
 
 class Kept(logging.Handler):
@@ -77,4 +77,4 @@ def test_different_tracebacks_under_one_text_are_all_written(said: Said) -> None
 
 def test_the_daemons_handler_has_the_filter() -> None:
     """Whatever the log goes to."""
-    assert any(isinstance(each, Repeats) for each in log.handler({}).filters)
+    assert any(isinstance(each, Repeats) for each in systemd.handler({}).filters)

@@ -14,7 +14,7 @@ from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.mechanisms.base import ChosenWay, WantedSize
 from slurm_elastic.daemon.mechanisms.in_place import ExpandInPlace, ShrinkInPlace
 from slurm_elastic.daemon.mechanisms.requeue import RequeueResized
-from slurm_elastic.daemon.mechanisms.timeouts import Bounds
+from slurm_elastic.daemon.mechanisms.settings import Bounds
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.site import Site

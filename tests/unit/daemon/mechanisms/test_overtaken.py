@@ -13,7 +13,7 @@ from store_records import resize_row
 from slurm_elastic.daemon.actions.action import Close, Free
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.mechanisms.reconcile import next_actions, overtaken
-from slurm_elastic.daemon.mechanisms.timeouts import Bounds
+from slurm_elastic.daemon.mechanisms.settings import Bounds
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
 

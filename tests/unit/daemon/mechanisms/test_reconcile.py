@@ -12,7 +12,7 @@ from store_records import resize_row
 from slurm_elastic.daemon.actions.action import Action, Advance, Cancel, Close, Shrink
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.mechanisms.reconcile import next_actions, unused
-from slurm_elastic.daemon.mechanisms.timeouts import Bounds
+from slurm_elastic.daemon.mechanisms.settings import Bounds
 from slurm_elastic.db.rows import InUse, ResizeRow
 from slurm_elastic.protocol.codes import ResizeState
 from slurm_elastic.protocol.messages import Piece, Resize, Shape

@@ -26,7 +26,7 @@ from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.mechanisms.base import ChosenWay, FreeNodes
 from slurm_elastic.daemon.mechanisms.reconcile import next_actions
 from slurm_elastic.daemon.mechanisms.requeue import RequeueResized
-from slurm_elastic.daemon.mechanisms.timeouts import Bounds
+from slurm_elastic.daemon.mechanisms.settings import Bounds
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm.model import Size
 from slurm_elastic.daemon.slurm.site import Site

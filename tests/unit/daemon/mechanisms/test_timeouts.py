@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_elastic.daemon.mechanisms.timeouts import Bounds, companion_wait_s
+from slurm_elastic.daemon.mechanisms.settings import Bounds, companion_wait_s
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.protocol.messages import Tried

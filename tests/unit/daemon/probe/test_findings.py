@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tomli
 
-from slurm_elastic.daemon.probe.findings import settings_to_write
+from slurm_elastic.daemon.probe.command import settings_to_write
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.protocol.messages import REFUSED, WORKS, Tried
 

@@ -10,7 +10,7 @@ from fake_slurm import Component
 
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.reports.history import acct
-from slurm_elastic.daemon.rounds.held_pieces import held_pieces
+from slurm_elastic.daemon.rounds.job_registry import held_pieces
 from slurm_elastic.daemon.slurm.model import Job
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.messages import Happening, Piece, Registration

@@ -9,7 +9,7 @@ import pytest
 from simulations import QUIET, job, outcome, trace_of
 
 from slurm_elastic.daemon.simulator.engine import Outcome
-from slurm_elastic.daemon.simulator.fairness import served
+from slurm_elastic.daemon.simulator.metrics import served
 
 WIDE = replace(QUIET, gpus=64, shorter_first=0.0)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slurm_elastic.daemon.slurm.held_gpus import with_nodes
 from slurm_elastic.daemon.slurm.model import Job, Node
+from slurm_elastic.daemon.slurm.parse import with_nodes
 
 
 def node(name: str, used: int = 0, kind: str = "a100", gpus: int = 4) -> Node:

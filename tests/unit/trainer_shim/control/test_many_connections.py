@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from socket_job import closed, job
 
-from slurm_elastic.protocol import open_files
+from slurm_elastic.protocol import own_files
 from slurm_elastic.trainer_shim.allocation.pieces.table import THERE
 from slurm_elastic.trainer_shim.control import server
 from slurm_elastic.trainer_shim.control.server import MAX_UNPROVEN_OF_PEER, one_too_many
@@ -40,15 +40,15 @@ def test_the_limit_of_open_files_is_raised_to_the_hard_one() -> None:
     """As high as a process may set it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
-    assert open_files.limit() == 200
-    open_files.raise_limit()
+    assert own_files.limit() == 200
+    own_files.raise_limit()
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
 
 
 def test_idle_connections_take_no_place_from_honest_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are, and though none of them ever ends by time."""
     monkeypatch.setattr(server, "HELLO_S", 3600.0)
-    open_files.raise_limit()
+    own_files.raise_limit()
     with job() as made, contextlib.ExitStack() as held:
         idle = [held.enter_context(made.peer()) for _ in range(2 * MAX_UNPROVEN_OF_PEER)]
         made.until(lambda: sum(closed(peer) for peer in idle) >= MAX_UNPROVEN_OF_PEER)
@@ -58,7 +58,7 @@ def test_idle_connections_take_no_place_from_honest_ones(monkeypatch: pytest.Mon
 
 def test_all_honest_ones_that_come_at_once_are_heard() -> None:
     """More than may be unproven: who is cut off before its proof has come calls again."""
-    open_files.raise_limit()
+    own_files.raise_limit()
     with job() as made:
         port, key = made.supervisor._server.port, made.supervisor._key
         names = [f"w{number}" for number in range(2 * MAX_UNPROVEN_OF_PEER)]

@@ -11,7 +11,7 @@ from fake_slurm import Component
 
 from slurm_elastic.daemon.optimizer.models.throughput import ThroughputModel
 from slurm_elastic.daemon.planner.waiting.first_sizes import BACK_S
-from slurm_elastic.daemon.rounds.inputs.queued_jobs import ANEW_S, QueuedJobs
+from slurm_elastic.daemon.rounds.facts import ANEW_S, QueuedJobs
 from slurm_elastic.daemon.slurm.model import Size
 from slurm_elastic.protocol.errors import SlurmUnreachable
 

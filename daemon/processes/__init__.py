@@ -1,1 +1,0 @@
-"""Processes that selasticd keeps beside itself, for code that may hang, crash or print."""
