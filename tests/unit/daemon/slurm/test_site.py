@@ -15,9 +15,9 @@ from record_slurm import RECORDED
 
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.capacity.slurm_limits import GpuLimit, gpu_limits
-from slurm_elastic.daemon.planner.user_limits import holds, limit_usage
 from slurm_elastic.daemon.planner.running.eligibility import running_job
 from slurm_elastic.daemon.planner.running.state import JobState
+from slurm_elastic.daemon.planner.user_limits import holds, limit_usage
 from slurm_elastic.daemon.slurm.accounting import SlurmLimit
 from slurm_elastic.daemon.slurm.commands import members_of
 from slurm_elastic.daemon.slurm.model import Node, Snapshot
