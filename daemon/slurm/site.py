@@ -202,7 +202,7 @@ def partitions(
                 min_nodes=int(words.get("MinNodes", "0")),
                 max_nodes=_most(words.get("MaxNodes", "UNLIMITED")),
                 max_cpus_per_node=_most(words.get("MaxCPUsPerNode", "UNLIMITED")),
-                exclusive_user=words.get("ExclusiveUser") == "YES",
+                exclusive_user=words.get("Exclusive") == "USER" or words.get("ExclusiveUser") == "YES",  # 26.05; before
                 accounts=_names(words.get("AllowAccounts", "ALL")),
                 no_accounts=_names(words.get("DenyAccounts", "")) or frozenset(),
                 # Names of QOS are in small letters, however they are written here; of accounts they have to be.

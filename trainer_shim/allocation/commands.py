@@ -28,7 +28,7 @@ _DEVICES = (
 TAG = "selastic:companion-of="
 """Begins the comment of a companion."""
 TIME_MIN = 5
-"""Minutes for which a companion is worth having, where a waiting job is to start on its nodes."""
+"""Minutes for which a companion is worth having, unless its base has fewer left: it costs two resizes."""
 Form = tuple[str, bool]
 """A way to ask for a companion: by salloc or sbatch, and whether its nodes are named."""
 _SBATCH = ("sbatch", "--parsable", "--no-requeue", "--output=/dev/null", "--chdir=/")
@@ -137,9 +137,16 @@ def of_the_site(refusal: str) -> bool:
     return not unanswered(refusal) and not any(words in refusal for words in _SLURMS_OWN)
 
 
-def not_as_asked(job: SlurmJob, base_id: int, resize_id: int, shape: Shape, whole_nodes: bool) -> str:
-    """What a rule of the site has made of a companion of this shape, so that selasticd would not know it for one of
-    that resize, or training would be larger than planned. Empty: nothing of the kind."""
+def not_as_asked(
+    job: SlurmJob, base_id: int, resize_id: int, shape: Shape, whole_nodes: bool, minutes: int | None
+) -> str:
+    """What a rule of the site has made of a companion of this shape and time, so that selasticd would not know it for
+    one of that resize, or training would be larger than planned, or grow for less than it costs. Empty: nothing of the
+    kind."""
+    least = TIME_MIN if minutes is None else min(TIME_MIN, minutes)
+    if job.minutes is not None and job.minutes < least:
+        given = f"companion {job.job_id} was given {job.minutes} minutes of the {minutes or 'unlimited'} asked for"
+        return f"{given}; accepted: at least {least}, for less is not worth two resizes"
     if not whole_nodes and (len(job.nodes) > shape.nodes or max(job.gpus) > shape.gpus_per_node > 0):
         held = f"companion {job.job_id} holds {sum(job.gpus)} GPUs on {','.join(job.nodes)}"
         return f"{held}; asked for: {shape.gpus_per_node} on each of {shape.nodes}"

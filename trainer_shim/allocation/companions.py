@@ -234,7 +234,7 @@ class Companions:
             self._grant(asked, job)
 
     def _grant(self, asked: CompanionRequest, job: SlurmJob) -> None:
-        why = commands.not_as_asked(job, self._base, asked.resize_id, asked.shape, asked.whole_nodes)
+        why = commands.not_as_asked(job, self._base, asked.resize_id, asked.shape, asked.whole_nodes, asked.minutes)
         try:
             piece = job.piece("companion", self._nproc)
         except ValueError as error:

@@ -52,6 +52,8 @@ class SlurmJob:
     """The features that --constraint asked for."""
     excluded: str = ""
     """The nodes that --exclude named."""
+    minutes: int | None = None
+    """Its time limit; None: it has none."""
 
     def piece(self, kind: str, workers: int = 0) -> Piece:
         """As a piece; `workers` per node takes the place of GPUs where the job has none.
@@ -113,6 +115,7 @@ def parse_job(text: str, job_id: int, expand: Expand) -> SlurmJob:
         submitted=fields.get("SubmitTime", ""),
         restarts=int(fields.get("Restarts") or 0),
         features=_known(fields.get("Features", "")),
+        minutes=_minutes(fields.get("TimeLimit", "")),
         excluded=_known(fields.get("ExcNodeList", "")),
         comment=comment.group(1) if (comment := _COMMENT.search(text)) else "",
     )
@@ -133,6 +136,12 @@ def _count(ids: str) -> int:
         low, _, high = part.partition("-")
         total += int(high or low) - int(low) + 1
     return total
+
+
+def _minutes(limit: str) -> int | None:
+    """Of D-HH:MM:SS."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):\d+", limit)
+    return int(found[1] or 0) * 1440 + int(found[2]) * 60 + int(found[3]) if found else None
 
 
 def _known(value: str) -> str:

@@ -61,6 +61,17 @@ def test_after_a_refused_size_a_smaller_one_is_tried(site: SiteCluster, monkeypa
         daemon.settles_at(job, 16)
 
 
+def test_a_job_does_not_grow_for_less_time_than_a_resize_is_worth(site: SiteCluster, start: Start) -> None:
+    """Where the site's plugin cuts companions to a minute; selasticd is told why."""
+    site.cut_companions_to(1)
+    job = start("-N1 --gres=gpu:1", 800)
+    ended = job.over(job.order(job.base(), on("n3")))
+    assert ended.what == "withdrawn" and "was given 1 minutes of the" in ended.detail
+    site.allow()
+    job.grow("n3")
+    job.finish()
+
+
 def test_nodes_can_be_reserved_that_companions_hold(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where companions have a time limit of their own: for what begins after it, though their job may run longer."""
     with live_daemon(site.sandbox, monkeypatch, "companion_minutes = 10") as daemon:

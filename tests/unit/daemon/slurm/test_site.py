@@ -195,6 +195,16 @@ def test_what_partitions_ask_of_their_jobs_is_read() -> None:
         partitions("PartitionName=a MinNodes=many")
 
 
+@pytest.mark.parametrize(
+    ("said", "exclusive"),
+    [("ExclusiveUser=YES", True), ("ExclusiveUser=NO", False), ("Exclusive=USER", True), ("Exclusive=NODE", False)],
+)
+def test_a_partition_whose_nodes_users_do_not_share_is_known_by_each_release(said: str, exclusive: bool) -> None:
+    """26.05 writes it otherwise than those before it."""
+    rules, _ = partitions(f"PartitionName=main {said} State=UP")
+    assert rules["main"].exclusive_user is exclusive
+
+
 def test_the_members_of_groups_are_those_that_this_host_knows() -> None:
     """By their own group, or listed in it; of a group that only Slurm's host knows Slurm will say."""
     listed = next((group for group in grp.getgrall() if group.gr_mem), None)

@@ -20,7 +20,7 @@ from slurm_elastic.trainer_shim.control.background_writer import BackgroundWrite
 from slurm_elastic.trainer_shim.control.event_loop import Children, Loop
 
 SHAPE = Shape(1, 1)
-JOB = """JobId=%s JobName=%s Partition=p Account=a JobState=RUNNING BatchHost=n1 EndTime=%s Comment=%s"""
+JOB = """JobId=%s JobName=%s Partition=p Account=a JobState=RUNNING BatchHost=n1 EndTime=%s TimeLimit=%s Comment=%s"""
 GPUS = "$([ -e poor ] && echo 0 || cat gpus 2>/dev/null || echo 1)"
 HOLDS = f" Nodes=$(cat nodes 2>/dev/null || echo n1) CPU_IDs=0-1 Mem=0 GRES=gpu:{GPUS}"
 COMMANDS = {
@@ -29,7 +29,8 @@ COMMANDS = {
         number=$(tail -1 asked 2>/dev/null | sed -n 's/.*;resize=\\([0-9]*\\).*/\\1/p')
         name=$(cat name 2>/dev/null || echo selastic-100)
         said=$(cat said 2>/dev/null || echo "selastic:companion-of=100;resize=$number")
-        echo "$(printf "{JOB}" "${{@: -1}}" "$name" "$(cat end 2>/dev/null || echo Unknown)" "$said"){HOLDS}\"""",
+        end=$(cat end 2>/dev/null || echo Unknown) limit=$(cat limit 2>/dev/null)
+        echo "$(printf "{JOB}" "${{@: -1}}" "$name" "$end" "$limit" "$said"){HOLDS}\"""",
     "sdiag": "[ -e now ] && echo 'sdiag output at some time or other ('$(cat now)')'",
     "salloc": """
         echo "$@" >>asked
@@ -249,6 +250,37 @@ def test_a_companion_that_holds_more_than_was_asked_for_is_given_back(
     else:
         assert isinstance(granted, CompanionRefused) and f"holds {told}; asked for: 1 on each of 1" in granted.detail
         site.until(lambda: site.jobs() == ["1000"])
+
+
+@pytest.mark.parametrize(
+    ("left_min", "limit", "told"),
+    [
+        (None, "00:01:00", "was given 1 minutes of the unlimited asked for; accepted: at least 5"),
+        (90, "00:04:00", "was given 4 minutes of the 90 asked for; accepted: at least 5"),
+        (3, "00:02:00", "was given 2 minutes of the 3 asked for; accepted: at least 3"),
+        (90, "00:05:00", ""),
+        (3, "00:03:00", ""),
+        (9000, "1-00:00:00", ""),
+        (None, "UNLIMITED", ""),
+    ],
+)
+def test_a_companion_that_the_site_gives_less_time_than_a_resize_is_worth_is_given_back(
+    site: Site, left_min: int | None, limit: str, told: str
+) -> None:
+    """Its job would grow and leave again and again. What has little time left itself grows for that."""
+    if left_min is not None:
+        (site.folder / "end").write_text(
+            time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + left_min * 60 + 30))
+        )
+    (site.folder / "limit").write_text(limit)
+    site.companions.submit(1, 0, SHAPE, 600.0)
+    site.until(lambda: site.events)
+    granted = site.events.pop()
+    if told:
+        assert isinstance(granted, CompanionRefused) and told in granted.detail
+        site.until(lambda: site.jobs() == ["1000"])
+    else:
+        assert isinstance(granted, CompanionGranted)
 
 
 @pytest.mark.parametrize(
