@@ -92,6 +92,7 @@ class EventKind(Explained):
     REQUEUE = "requeue", "Slurm is asked to put the job back into the queue"
     RESUME = "resume", "Slurm is asked to start a waiting job at another size"
     FREE = "free", "Slurm is asked to end the reservation that kept nodes for the job"
+    PRIORITIZE = "prioritize", "Slurm is asked for another site factor in the priority of a waiting job"
     REFUSED = "refused", "Slurm has refused; the detail has its words"
     FINISHED = "finished", "the training has ended; the detail has the exit code"
     ENDED = "ended", "the Slurm job has ended"

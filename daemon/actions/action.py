@@ -69,6 +69,8 @@ class SlurmWrites(Protocol):
 
     def unreserve(self, name: str, job_id: int = 0) -> None: ...
 
+    def set_site_factor(self, job_id: int, factor: int) -> None: ...
+
 
 @dataclass(frozen=True)
 class Act(ABC):
@@ -166,6 +168,25 @@ class Free(JobAct):
 
     def sentence(self) -> str:
         return f"free the nodes of {self.slurm_job_id}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Prioritize(JobAct):
+    """Place a waiting job elsewhere in Slurm's queue."""
+
+    kind = EventKind.PRIORITIZE
+    factor: int
+    """The site's own part of its priority, from now on."""
+    why: str
+
+    def ask(self, client: SlurmWrites) -> None:
+        client.set_site_factor(self.slurm_job_id, self.factor)
+
+    def sentence(self) -> str:
+        return f"site factor of {self.slurm_job_id} is {self.factor}: {self.why}"
+
+    def question(self) -> tuple[object, ...]:
+        return (*super().question(), self.factor)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers.history import Accounting, PlanNote, PlanTable
+from slurm_elastic.protocol.answers.queue import Queue
 from slurm_elastic.protocol.api.routes import AcctQuery, EventsQuery, NoQuery, PlanQuery, PredictQuery, WindowQuery
 
 from .. import reports
@@ -43,6 +44,9 @@ class Planner(Protocol):
 
     def notes(self) -> Sequence[PlanNote]:
         """What services said in the last round of nodes, the queue and jobs besides."""
+
+    def queue(self, viewer: Viewer) -> Queue:
+        """Waiting jobs as this viewer may see them. Raises NotFound where the service is off."""
 
     def dry_plan(self) -> Sequence[DecisionRow]:
         """The decisions of a plan computed now, with nothing stored."""
@@ -121,6 +125,10 @@ class Views:
     async def hosts(self, call: Call[NoQuery, None]) -> object:
         """Pairs of hosts that did not reach each other."""
         return await self._made(call, reports.hosts, call.viewer, steady_now())
+
+    async def queue(self, call: Call[NoQuery, None]) -> object:
+        """When waiting jobs will start."""
+        return await self._shares.run(call.viewer, partial(self.planner.queue, call.viewer))
 
     async def probes(self, call: Call[NoQuery, None]) -> object:
         """What probes found."""

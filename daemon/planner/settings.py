@@ -77,6 +77,10 @@ class PlannerSettings(ResizeSettings, Modes):
     worse off than if it had waited, and stays small if selasticd ends. Only jobs that have never run and asked for
     their GPUs per node, without a list of nodes, `--exclusive` or an array."""
 
+    queue_weight: int = number(1000, 1, 1_000_000_000)
+    """Most that the service `queue` adds to the priority of a waiting job, as its SiteFactor: it counts beside what
+    Slurm's own weights (PriorityWeightAge, ...) add. Only where `services` names `queue`."""
+
     max_weight: float = number(1.0, 0.001, 1000)
     """Largest `weight` of an elastic request that counts; a larger one counts as this. 1: nobody gets more than
     others by asking for more weight."""

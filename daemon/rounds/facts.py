@@ -34,6 +34,7 @@ from ..planner.running.eligibility import HOUR_S
 from ..planner.running.state import remaining, slow_nodes
 from ..planner.waiting.first_sizes import Changed
 from ..services.base import Observation
+from ..slurm.accounting import EndedJob
 from ..slurm.model import Job, Size, SlurmClient
 from .job_registry import JobRegistry
 from .settings import RoundSettings
@@ -159,7 +160,7 @@ class StoredFacts:
         costs: Costs,
         refusals: Refusals,
     ) -> None:
-        self._store, self._settings, self._refusals = store, settings, refusals
+        self._client, self._store, self._settings, self._refusals = client, store, settings, refusals
         self.job_inputs, self.queued = JobInputs(store, registry, priors, costs), QueuedJobs(client, store, priors)
 
     def job_states(self, seen: Observation, in_vain: Collection[int]) -> Mapping[int, JobState]:
@@ -181,6 +182,17 @@ class StoredFacts:
 
     def history(self, job_id: int) -> Sequence[EventRow]:
         return self._store.events.of(job_id)
+
+    def ended_jobs(self, start: float, end: float) -> Sequence[EndedJob] | None:
+        try:
+            return self._client.ended_jobs(start, end)
+        except SlurmError as error:
+            log.info("what jobs of before took is not known now: %s", error)
+            return None
+
+    def site_factors(self, job_ids: Collection[int]) -> Mapping[int, int]:
+        last = self._store.events.last(job_ids, EventKind.PRIORITIZE)
+        return {job_id: int(event.detail["factor"]) for job_id, event in last.items() if event.detail["factor"]}
 
     def refused(self, seen: Observation) -> dict[int, Mapping[EventKind, Refusal]]:
         """What Slurm refuses to do about running elastic jobs now, by job id."""

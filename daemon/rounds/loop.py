@@ -36,6 +36,7 @@ from ..models.priors import Priors
 from ..planner.running.job import RunningJob
 from ..prediction.scoring import Expectations
 from ..services.base import ACT, Note, Observation, Proposal, Service
+from ..services.queue.service import Foretold
 from ..services.registry import Services
 from ..slurm.model import SlurmClient, Snapshot
 from ..slurm.site import Site
@@ -174,6 +175,11 @@ class Rounds:
             snapshot = self.client.snapshot().marked(self._site)
             seen = self._look(snapshot, self.registry.sort(snapshot), self.clock())
             return self.services.wishes(replace(seen, marks={}))
+
+    def queue(self) -> Foretold | None:
+        """Waiting jobs in the order of the service `queue`; None: it is off, or has not been asked yet."""
+        with self._lock:
+            return self.services.queue.foretold()
 
     def _round(self) -> bool:
         if self.mode == "off":

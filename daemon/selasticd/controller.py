@@ -17,7 +17,8 @@ from slurm_elastic.db.rows import REQUEUE, CheckpointRow, DecisionRow, ResizeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers.by_route import Health, ModelsInUse
 from slurm_elastic.protocol.answers.history import PlanNote
-from slurm_elastic.protocol.answers.record import read
+from slurm_elastic.protocol.answers.queue import Queue
+from slurm_elastic.protocol.answers.record import read, redacted
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
@@ -41,6 +42,7 @@ from ..models.priors import program_of
 from ..optimizer.models.prior import Prior
 from ..planner import fixed_targets
 from ..prediction.sizes import PredictionInputs
+from ..reports.common import Viewer
 from ..rounds.job_registry import JobRegistry, held_pieces
 from ..rounds.loop import Rounds
 from ..slurm.model import Job
@@ -268,6 +270,19 @@ class DaemonController:
         return [
             PlanNote(service=name, about=note.subject.words, text=note.text) for name, notes in said for note in notes
         ]
+
+    def queue(self, viewer: Viewer) -> Queue:
+        """Waiting jobs as this viewer may see them. Raises NotFound where the service is off."""
+        found = self.rounds.queue()
+        if found is None:
+            raise NotFound('the service queue is off; accepted: services = ["queue=review"] in selasticd.toml')
+        own = ((place.row(own), own) for place in found.places for own in [place.job.uid == viewer.uid])
+        shown = tuple(
+            row if mine or viewer.admin else redacted(row)
+            for row, mine in own
+            if mine or viewer.admin or not viewer.private
+        )
+        return Queue(at=found.at, mode=found.mode, lacks=found.lacks, jobs=shown)
 
     def dry_plan(self) -> Sequence[DecisionRow]:
         """The decisions of a plan made now and not stored."""

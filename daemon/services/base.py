@@ -25,6 +25,7 @@ from ..optimizer.job_view import Model
 from ..planner import JobState
 from ..planner.settings import PlannerSettings
 from ..planner.waiting.first_sizes import Changed
+from ..slurm.accounting import EndedJob
 from ..slurm.model import Size, Snapshot
 from ..slurm.site import Site
 
@@ -53,6 +54,12 @@ class Facts(Protocol):
 
     def history(self, job_id: int) -> Sequence[EventRow]:
         """What was done to a job, the oldest first."""
+
+    def ended_jobs(self, start: float, end: float) -> Sequence[EndedJob] | None:
+        """Jobs of anybody that ended in this time, in the order of their ends; None: it is not known now."""
+
+    def site_factors(self, job_ids: Collection[int]) -> Mapping[int, int]:
+        """What was last added to the priorities of these jobs, by job id; of those to which something was."""
 
 
 @record(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from ..actions.action import Action
 from ..planner.settings import PlannerSettings
 from .base import ACT, OFF, REACHES, Observation, Proposal, Service
 from .elastic import ElasticJobs
+from .queue.service import QueueOrder
 
-SERVICES: tuple[type[Service], ...] = (ElasticJobs,)
+SERVICES: tuple[type[Service], ...] = (ElasticJobs, QueueOrder)
 Fence = Callable[[Service], AbstractContextManager[Any]]
 
 
@@ -32,6 +33,7 @@ class Services:
                 raise ConfigError(f"services={name} is not known; accepted: {', '.join(names)}")
         self.every = tuple(kind() for kind in SERVICES)
         self.elastic = next((one for one in self.every if isinstance(one, ElasticJobs)), ElasticJobs())
+        self.queue = next((one for one in self.every if isinstance(one, QueueOrder)), QueueOrder())
         self._in_mode = {settings.mode: settings}
 
     def proposals(

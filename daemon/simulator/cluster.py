@@ -12,13 +12,14 @@ from dataclasses import replace
 from slurm_elastic.protocol.messages import Piece, Shape
 from slurm_elastic.protocol.request import ElasticRequest
 
+from ..capacity.free_gpus import FreeGpus
 from ..capacity.roster import ElasticJob, RunningPiece, piece_of
 from ..derived.table import Derived, one_by_one
 from ..slurm.model import Job as SlurmJob
 from ..slurm.model import Node, Snapshot
 from .job_states import PackedRequest, RequestInputs, request_of
 from .jobs import SimulatedJob, SimulationSettings
-from .slurm.controller import FreeGpus, Slurm
+from .slurm.controller import Slurm
 
 PARTITION = "main"
 

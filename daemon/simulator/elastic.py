@@ -24,6 +24,7 @@ from ..planner.waiting.first_sizes import Changed
 from ..services.base import ACT, Observation
 from ..services.elastic import ElasticProposal
 from ..services.registry import Services
+from ..slurm.accounting import EndedJob
 from ..slurm.model import Size
 from ..slurm.site import Site
 from .engine import PROGRESS, Simulation
@@ -96,6 +97,12 @@ class Elastic(Simulation):
 
     def history(self, job_id: int) -> Sequence[EventRow]:
         return ()
+
+    def ended_jobs(self, start: float, end: float) -> Sequence[EndedJob] | None:
+        return ()
+
+    def site_factors(self, job_ids: Collection[int]) -> Mapping[int, int]:
+        return {}
 
     def _progress(self, i: int, version: int) -> None:
         super()._progress(i, version)

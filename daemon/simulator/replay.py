@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from ..capacity.free_gpus import FreeGpus
 from ..optimizer.policies import POLICIES
 from .elastic import Elastic
 from .engine import Outcome, Simulation, Watch, speed, unwatched
 from .jobs import SimulatedJob, SimulationSettings, prepare
 from .metrics import BACKFILL, RECORDED
 from .programs import BatchLadder, Program, rigid
-from .slurm.controller import FreeGpus
 from .traces.formats import TraceJob
 
 

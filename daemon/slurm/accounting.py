@@ -52,6 +52,40 @@ class SlurmLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedJob:
+    """A job that has run and ended by itself, by its owner's will or at its time limit."""
+
+    user: str
+    name: str
+    gpus: int
+    cpus: int
+    seconds: float
+    """How long it ran."""
+    at: float
+    """When it ended, in Unix seconds."""
+
+
+ENDED_STATES = "CD,F,TO,CA,OOM"
+"""Of those: not what was preempted, or lost its node."""
+ENDED_FIELDS = "End,User,ElapsedRaw,AllocTRES,JobName"
+
+
+def ended_jobs(text: str) -> list[EndedJob]:
+    """Of what sacct prints of ENDED_FIELDS, in the order of their ends. SlurmUnparsable."""
+    found = []
+    for line in text.splitlines():
+        try:
+            end, user, elapsed, held, name = line.split("|", 4)
+            tres = dict(one.split("=", 1) for one in held.split(",") if "=" in one)
+            if end.isdigit() and int(elapsed) > 0:
+                gpus, cpus = int(tres.get("gres/gpu", 0)), int(tres.get("cpu", 0))
+                found.append(EndedJob(user, name, gpus, cpus, float(elapsed), float(end)))
+        except ValueError:
+            raise SlurmUnparsable(f"sacct printed a job of no known form: {line[:200]!r}.") from None
+    return sorted(found, key=lambda job: job.at)
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What `scontrol show assoc_mgr flags=assoc,qos` says."""
 

@@ -85,6 +85,7 @@ class CommandClient(SlurmClient):
         self._of_thread = threading.local()
         self._reader = parse.JobReader()
         self._prefix = tuple(prefix)
+        self._operator = False
         # Nothing else of the caller's environment: SQUEUE_*, SLURM_JOB_ID and the like change what the commands do.
         self._environment = {"PATH": path, "HOME": os.environ.get("HOME", "/"), "LANG": "C.UTF-8"}
         slurm_conf = slurm_conf or os.environ.get("SLURM_CONF", "")
@@ -126,6 +127,8 @@ class CommandClient(SlurmClient):
             partition_users=known.partition_users,
             run_minutes_lag_s=accounting.run_minutes_lag_s(config),
             checks_qos="qos" in enforced,
+            orders_queue=(multifactor := site.multifactor(config)) and self._is_operator(config),
+            multifactor=multifactor,
         )
 
     def slurms_time(self) -> float:
@@ -173,6 +176,17 @@ class CommandClient(SlurmClient):
         # Not what an earlier Slurm's jobs of these numbers did.
         words = ["-n", "-X", "-P", "-D", "-S", "now-10minutes", "-j", numbers, "-o", "JobIDRaw,Submit,State"]
         return parse.last_runs(self._printed("sacct", *words))
+
+    @_in_one_time
+    def ended_jobs(self, start: float, end: float) -> Sequence[accounting.EndedJob]:
+        self._of_thread.until = min(self._of_thread.until, time.monotonic() + ASKED_OF_SLURMDBD_S)
+        now = time.time()
+        window = (f"now-{max(0, round(now - at))}seconds" for at in (start, end))
+        words = ["-n", "-P", "-a", "-X", "-D", "-s", accounting.ENDED_STATES, "-o", accounting.ENDED_FIELDS]
+        return accounting.ended_jobs(self._printed("sacct", *words, "-S", next(window), "-E", next(window)))
+
+    def set_site_factor(self, job_id: int, factor: int) -> None:
+        self._update(str(job_number(job_id)), f"SiteFactor={int(factor)}")
 
     def _shown(self, *words: str) -> str:
         return self._printed("scontrol", *words)
@@ -283,6 +297,16 @@ class CommandClient(SlurmClient):
         with contextlib.suppress(SlurmError):  # no slurmdbd: nobody has been granted anything
             return None if user in self.operators() else self.coordinated(user)
         return frozenset()
+
+    def _is_operator(self, config: str) -> bool:
+        """Whether the caller may change everybody's jobs."""
+        if not self._operator:
+            found = re.search(r"(?m)^SlurmUser\s*=\s*([^\s(]+)", config)
+            user = pwd.getpwuid(os.geteuid()).pw_name
+            self._operator = user in ("root", found[1] if found else "")
+            with contextlib.suppress(SlurmError):  # no slurmdbd: nobody has been granted anything
+                self._operator = self._operator or user in self.operators()
+        return self._operator
 
     def qos_names(self) -> frozenset[str]:
         """Every QOS that slurmdbd knows."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from slurm_elastic.protocol.records import record
 
-from .accounting import QosUser
+from .accounting import EndedJob, QosUser
 from .fair_share import ShareTree
 from .site import PartitionRules, Site
 
@@ -298,6 +298,17 @@ class SlurmClient(Protocol):
     def last_runs(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         """How the last runs of jobs that were just put back ended: PREEMPTED, REQUEUED, NODE_FAIL, …; without those of
         which it is not known (yet). Asked of slurmdbd; SlurmUnreachable without it."""
+
+    def ended_jobs(self, start: float, end: float) -> Sequence[EndedJob]:
+        """Those that ended in this time, in Unix seconds, in the order of their ends. Asked of slurmdbd;
+        SlurmUnreachable without it."""
+
+    def set_site_factor(self, job_id: int, factor: int) -> None:
+        """Add this to the priority of a waiting job, in place of what was added before: 0 or more.
+
+        All tasks of an array that wait get it. Refused: for callers who are not Slurm operators; where priorities are
+        not priority/multifactor it is taken, and has no effect (see Site.orders_queue).
+        """
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         """Let a running job keep exactly these of its nodes; processes on the others are killed at once.

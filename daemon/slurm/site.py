@@ -116,6 +116,10 @@ class Site:
     """Whether each may use the QOS of companions; empty where that is not known."""
     counts_shares: bool = False
     """Slurm's priorities count fair-share."""
+    multifactor: bool = False
+    """Slurm's priorities are made of factors, one of which is the site's own."""
+    orders_queue: bool = False
+    """They are, and the daemon may give everybody's jobs that one."""
     shares: ShareTree | None = None
     """None: not asked for, or not known."""
     bf_interval_s: float = 0.0
@@ -160,6 +164,11 @@ def bf_interval_s(config: str) -> float:
         return 0.0
     said = re.search(r"(?m)^SchedulerParameters\s*=.*\bbf_interval=(\d+)", config)
     return float(said[1]) if said else BF_INTERVAL_S
+
+
+def multifactor(config: str) -> bool:
+    """Whether priorities are made of factors, by `scontrol show config`."""
+    return re.search(r"(?m)^PriorityType\s*=\s*priority/multifactor", config) is not None
 
 
 def counts_shares(config: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 
 from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable, TooOften
 
-from .accounting import QosUser
+from .accounting import EndedJob, QosUser
 from .fair_share import ShareTree
 from .model import Job, Size, SlurmClient, Snapshot
 from .site import PartitionRules, Site
@@ -157,6 +157,12 @@ class SnapshotCache(SlurmClient):
 
     def last_runs(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         return self._client.last_runs(job_ids)
+
+    def ended_jobs(self, start: float, end: float) -> Sequence[EndedJob]:
+        return self._client.ended_jobs(start, end)
+
+    def set_site_factor(self, job_id: int, factor: int) -> None:
+        self._acting().set_site_factor(job_id, factor)
 
     def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
         return self._client.excluded_nodes()

@@ -13,6 +13,7 @@ from slurm_elastic.protocol.api.routes import Route
 from .explain import Explain
 from .history import Accounting, Events, PlanTable, Usage
 from .predict import Prediction, PredictionErrors
+from .queue import Queue
 from .record import about, record
 from .review import Review
 from .site import Cleared, Findings, PairsOfHosts, Remembered
@@ -91,6 +92,7 @@ ANSWERS: dict[Route, type[Any]] = {
     routes.HOSTS: PairsOfHosts,
     routes.CLEAR_HOSTS: Cleared,
     routes.PREDICTIONS: PredictionErrors,
+    routes.QUEUE: Queue,
     routes.PROBES: Findings,
     routes.PROBED: Remembered,
 }

@@ -180,11 +180,12 @@ CLEAR_HOSTS = Route(
 )
 PROBES = Route("probes", "GET", "/v1/probes", "What 'selastic probe' found")
 PROBED = Route("probed", "POST", "/v1/probe", "What it has found now", message=messages.Probed)
+QUEUE = Route("queue", "GET", "/v1/queue", "When waiting jobs will start, and why in this order")
 USAGE = Route("usage", "GET", "/v1/report", "How jobs have gone", query=WindowQuery)
 
 ROUTES = (
     *(REPORTS, RESIZE, HEALTH, OPENAPI, METRICS, REGISTER, HAPPENINGS, RATES, PHASES, PIN),
     *(STATUS, JOB, EXPLAIN, PREDICT, EVENTS, ACCT, PLAN, REVIEW, USAGE, HOSTS, CLEAR_HOSTS, PREDICTIONS),
-    *(PROBES, PROBED, ADVICE),
+    *(PROBES, PROBED, ADVICE, QUEUE),
 )
 """Looked up in this order: what every job asks all the time comes first."""

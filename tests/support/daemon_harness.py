@@ -113,9 +113,9 @@ class World:
         supervisor = self.supervisors[job_id] = Supervisor(self, job_id, measured=measured)
         return supervisor
 
-    def rigid(self, nodes: int = 1, gpus: int = 4) -> int:
-        """Submit an ordinary job of another user."""
-        return self.slurm.submit(Component(nodes, gpus), user="nobody", name="rigid")
+    def rigid(self, nodes: int = 1, gpus: int = 4, name: str = "rigid", **fields: object) -> int:
+        """Submit an ordinary job of another user. fields: further ones of Job."""
+        return self.slurm.submit(Component(nodes, gpus), user="nobody", name=name, **fields)
 
     def round(self, seconds: float = 5.0) -> None:
         """Time passes, everybody takes a step, the daemon has its round."""

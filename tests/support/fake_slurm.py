@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_elastic.daemon.simulator.slurm.controller import Slurm
-from slurm_elastic.daemon.slurm.accounting import QosUser, SlurmLimit
+from slurm_elastic.daemon.slurm.accounting import EndedJob, QosUser, SlurmLimit
 from slurm_elastic.daemon.slurm.fair_share import ShareTree
 from slurm_elastic.daemon.slurm.model import Job, Node, Size, SlurmClient, Snapshot
 from slurm_elastic.daemon.slurm.site import PartitionRules, Reservation, Site
@@ -69,6 +69,12 @@ class FakeSlurm:
         """Whether each may use any QOS; not enforced. With some listed, `site` says that Slurm checks it."""
         self.share_tree: ShareTree | None = None
         """Listed by `shares`; None: there is no slurmdbd. With one, `site` says that Slurm's priorities count it."""
+        self.ended_jobs: list[EndedJob] = []
+        """What slurmdbd knows of jobs that have ended."""
+        self.site_factors: dict[int, int] = {}
+        """What was added to priorities, by job id; jobs start in the order of their submission all the same. With
+        multifactor, `site` says that it may be."""
+        self.multifactor = False
         self._lock = threading.RLock()
         self._ids = itertools.count(1)
         self._asked: dict[int, Job] = {}
@@ -194,7 +200,8 @@ class FakeClient(SlurmClient):
             reserved = slurm.model.reservations.items()
             kept = (Reservation(name, nodes, slurm.now, slurm.now + 600) for name, nodes in reserved)
             checks, counts = bool(slurm.qos_users), slurm.share_tree is not None
-            return Site(slurm.now, slurm.limits, {}, tuple(kept), checks_qos=checks, counts_shares=counts)
+            own = {"multifactor": slurm.multifactor, "orders_queue": slurm.multifactor and self._user == ROOT}
+            return Site(slurm.now, slurm.limits, {}, tuple(kept), checks_qos=checks, counts_shares=counts, **own)
 
     def slurms_time(self) -> float:
         with self._slurm.answering() as slurm:
@@ -228,6 +235,18 @@ class FakeClient(SlurmClient):
                 raise SlurmUnreachable("No answer from sacct: Slurm accounting storage is disabled")
             slurm.asked_slurmdbd.append(tuple(job_ids))
             return dict.fromkeys(job_ids, slurm.run_ended_as) if slurm.run_ended_as else {}
+
+    def ended_jobs(self, start: float, end: float) -> Sequence[EndedJob]:
+        with self._slurm.answering() as slurm:
+            if not slurm.slurmdbd:
+                raise SlurmUnreachable("No answer from sacct: Slurm accounting storage is disabled")
+            return [job for job in slurm.ended_jobs if start <= job.at <= end]
+
+    def set_site_factor(self, job_id: int, factor: int) -> None:
+        with self._slurm.answering() as slurm:
+            if self._user != ROOT:
+                raise SlurmRefused(f"Slurm refused to change job {job_id}: Access/permission denied")
+            slurm.site_factors[job_id] = factor
 
     def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
         with self._slurm.answering() as slurm:
