@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 
 .PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites test-hosts soak slurm ready clean hooks hooks-deps
 .PHONY: test-rehearse fuzz test-packages test-browser test-api test-exact test-kills test-torch test-python test-main-job test-scripts
-.PHONY: bench-fairness bench-optimizer bench-models bench-input bench-paper bench-simulator bench-ingest bench-pollux bench-policy bench-goals
+.PHONY: bench-fairness bench-optimizer bench-models bench-input bench-paper bench-simulator bench-ingest bench-pollux bench-policy bench-goals bench-cluster
 .PHONY: test-gpu bench-gpu bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse bench-load soak-training soak-cluster soak-growth test-matrix
 
 help:  ## show this list
@@ -101,6 +101,8 @@ bench-optimizer bench-models bench-input bench-paper bench-simulator bench-fairn
 		bench-%: ready
 	$(BIN)/python benchmarks/bench_$*.py $(BENCH_ARGS)
 
+bench-cluster: ready  ## what services for the whole cluster bring; DATA: a folder with philly_jobs_to_2017-11-14.csv
+	$(BIN)/python benchmarks/bench_queue.py $(DATA) $(BENCH_ARGS)
 bench-load: ready  ## the daemon's share of a core with 2,000 jobs that report every 30 s, and the status asked each second
 	$(BIN)/python benchmarks/bench_ingest.py --only jobs_polled,jobs_floor --asked-every 1 $(BENCH_ARGS)
 

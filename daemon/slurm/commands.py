@@ -186,7 +186,7 @@ class CommandClient(SlurmClient):
         return accounting.ended_jobs(self._printed("sacct", *words, "-S", next(window), "-E", next(window)))
 
     def set_site_factor(self, job_id: int, factor: int) -> None:
-        self._update(str(job_number(job_id)), f"SiteFactor={int(factor)}")
+        self._update(str(pending_resize.job_number(job_id)), f"SiteFactor={int(factor)}")
 
     def _shown(self, *words: str) -> str:
         return self._printed("scontrol", *words)

@@ -51,8 +51,9 @@ def starts(now: float, free: FreeGpus, running: Iterable[Held], queue: Sequence[
     """When each starts, by job id; without those that never find room. `free` is used up."""
     ends, waiting, found = list(running), list(queue), dict[int, float]()
     heapify(ends)
+    kept: _Kept | None = None
     while True:
-        waiting = _start(now, free, ends, waiting, found)
+        waiting, kept = _start(now, free, ends, waiting, found, kept)
         if not waiting or not ends:
             return found
         now = max(now, ends[0][0])
@@ -61,14 +62,27 @@ def starts(now: float, free: FreeGpus, running: Iterable[Held], queue: Sequence[
             free.take(nodes, -gpus)
 
 
+_Kept = tuple[float, FreeGpus, Wanted]
+"""When the first that waits starts, what is free then, and which it is. It stands until then: all ends are known."""
+
+
 def _start(
-    now: float, free: FreeGpus, ends: list[Held], waiting: Sequence[Wanted], found: dict[int, float]
-) -> list[Wanted]:
+    now: float,
+    free: FreeGpus,
+    ends: list[Held],
+    waiting: Sequence[Wanted],
+    found: dict[int, float],
+    kept: _Kept | None,
+) -> tuple[list[Wanted], _Kept | None]:
     """Start all that can now; those that still wait."""
-    left = list[Wanted]()
-    kept: tuple[float, FreeGpus, Wanted] | None = None
+    left, full = list[Wanted](), set[tuple[int, int, frozenset[int]]]()
+    if kept is not None and (kept[0] <= now or kept[2].job_id in found):
+        kept = None
     for one in waiting:
-        here = one.places(free) if one.nodes * one.gpus_per_node <= free.idle else None
+        like = one.nodes, one.gpus_per_node, one.shut
+        here = None if like in full or one.nodes * one.gpus_per_node > free.idle else one.places(free)
+        if here is None:
+            full.add(like)  # nothing comes free within one moment
         if here is None or (kept is not None and not _fits_beside(one, here, now, kept)):
             left.append(one)
             if kept is None and (until := _room(one, free, ends)):
@@ -77,7 +91,7 @@ def _start(
         free.take(here, one.gpus_per_node)
         heappush(ends, (now + one.seconds, here, one.gpus_per_node))
         found[one.job_id] = now
-    return left
+    return left, kept
 
 
 def _room(first: Wanted, free: FreeGpus, ends: Collection[Held]) -> tuple[float, FreeGpus] | None:
@@ -90,7 +104,7 @@ def _room(first: Wanted, free: FreeGpus, ends: Collection[Held]) -> tuple[float,
     return None
 
 
-def _fits_beside(one: Wanted, here: Sequence[int], now: float, kept: tuple[float, FreeGpus, Wanted]) -> bool:
+def _fits_beside(one: Wanted, here: Sequence[int], now: float, kept: _Kept) -> bool:
     """Whether it does not delay the first; the room that is left then is kept up to date."""
     at, later, first = kept
     if now + one.seconds <= at:
