@@ -126,6 +126,27 @@ def forming(rank: int, port: int) -> None:
     backend.abort()
 
 
+def switched(rank: int, port: int) -> None:
+    """The copy of a switch has what the state was when it began, whatever the new world makes the GPU wait for."""
+    from types import SimpleNamespace
+
+    from slurm_elastic.trainer_shim.checkpoint.snapshots import Snapshots
+    from slurm_elastic.trainer_shim.state.kept_parts import State
+
+    state, model = State(), nn.Linear(2, 2, bias=False).to(CUDA)
+    state.keep("Model", model)
+    c.busy(0.2)
+    with torch.no_grad():
+        model.weight.fill_(3.0)
+    membership: Any = SimpleNamespace(client=None)
+    snapshots = Snapshots(membership, state, lambda: SimpleNamespace(sharded=False), "checkpoints", None)  # type: ignore[arg-type]
+    snapshots.begin(rank_0=True)
+    c.busy(600.0)
+    snapshots.hold()
+    held: Any = snapshots._held
+    print("copied", held["parts"]["Model"]["weight"].tolist())
+
+
 def times(rank: int, port: int) -> None:
     """What the product's meter says of steps of 0.1 s, from its first report on, beside the device's own times."""
     from slurm_elastic.trainer_shim.training.step_meter import Meter, Position, StepShape
@@ -149,7 +170,7 @@ def times(rank: int, port: int) -> None:
 
 
 def main(name: str, rank: str, port: str) -> None:
-    checks = {check.__name__: check for check in (device, memory, lost, mismatch, forming, times)}
+    checks = {check.__name__: check for check in (device, memory, lost, mismatch, forming, switched, times)}
     checks[name](int(rank), int(port))
     sys.stdout.flush()
     os._exit(0)

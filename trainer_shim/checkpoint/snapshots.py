@@ -90,9 +90,14 @@ class Snapshots:
         if self._model().sharded:
             self.saving.wait(PARTS_WAIT_S)  # what is being written in parts needs the group that is about to go
         elif rank_0 and self.saving.writer is not None:
-            captured = self._state.capture()
+            captured, stream = self._state.capture(), _behind_now()
+
             # Replicas are copied while the new world forms: until its first step nothing changes them.
-            self._copying = in_background(lambda: self._state.copy(captured))
+            def copy() -> dict[str, Any]:
+                with torch.cuda.stream(stream):
+                    return self._state.copy(captured)
+
+            self._copying = in_background(copy)
 
     def hold(self) -> None:
         """Have the snapshot of a switch complete before the next step, and written after it: writing takes time too."""
@@ -220,3 +225,13 @@ class Snapshots:
         world, client = self._membership.world, self._membership.client
         if client is not None and world is not None and world.rank == 0:
             client.send({"type": "unsaved", "error": problem})
+
+
+def _behind_now() -> Any:
+    """A stream of the GPU in which all comes behind what it has been given by now, and nothing waits for what it is
+    given later, which may hang; None without a GPU."""
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    return stream

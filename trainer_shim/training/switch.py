@@ -155,6 +155,9 @@ class WorldSwitch:
         session, progress = self._session, self._session.state.progress
         model, old = session.model(), session.world()
         session.reporting.leaving(old, session.batch)
+        if self.watch is not None:
+            with session.membership.ending_when_broken():
+                self.watch.done()  # its last step: what is copied waits for that, and is of no use if that hangs
         session.trackers.leaving(stays=coming.rank == 0 and not coming.leave)
         session.snapshots.begin(rank_0=coming.rank == 0 and not coming.leave)
         self._computed = self._micro_batch()

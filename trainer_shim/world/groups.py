@@ -144,6 +144,14 @@ class Groups:
             raise RuntimeError(problem[0])
         return True
 
+    def tell_limits(self) -> None:
+        """Say at the start what a world that breaks will cost, where that is more than is promised."""
+        if self.on_gpu and not ABORTS:
+            _say(
+                f"torch {torch.__version__} cannot abort communicators of NCCL, 2.7 can: where a rank is lost all "
+                "workers end, and start again from the last checkpoint"
+            )
+
     def abort(self, why: str) -> None:
         """Have whatever its communicators do end, with any result; it returns at once. why: said in the log."""
         if not self.broken and self.on_gpu:

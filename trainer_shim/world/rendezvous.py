@@ -125,6 +125,8 @@ class Membership:
                     continue  # called off: wait for the next one
                 self.fail(coming.generation, str(error), missing=error.missing)
             self._settle(coming)
+            if coming.rank == 0 and self.world is not None:
+                self.world.owned.tell_limits()
             return self.world  # type: ignore[return-value]
 
     def _join(self, client: WorkerClient, coming: ComingWorld) -> World:

@@ -14,6 +14,7 @@ from slurm_elastic.protocol.json_lines import Message
 from ...allocation.pieces.actions import Print
 from ...allocation.pieces.events import Registered
 from ...allocation.pieces.holding import Handlers, Part, some
+from ...numerics.patience import LONGEST_PATIENCE_S, patience
 from .. import hang_detection as hangs
 from . import events
 from .actions import AskStacks, ForwardReport, Send
@@ -232,7 +233,7 @@ class Hangs(Part[SupervisorContext]):
     def _wait(self) -> None:
         usual_s = 0.0 if self._context.agreed() else self._usual_s
         longest_s = self._longest_away_s if self._away else self._longest_s
-        self._wait_for(hangs.patience(self._context.limits.hang_s, usual_s, longest_s))
+        self._wait_for(patience(self._context.limits.hang_s, usual_s, longest_s))
 
     def _wait_for(self, seconds: float) -> None:
         self._due = self._context.now + seconds
@@ -242,7 +243,7 @@ class Hangs(Part[SupervisorContext]):
         """No step is to come; what the script does behind its loop may take long, and not for ever."""
         self._forget()
         self._since = self._context.now
-        self._wait_for(hangs.LONGEST_PATIENCE_S)
+        self._wait_for(LONGEST_PATIENCE_S)
 
     def _no_step(self, event: HangTimer) -> None:
         context = self._context
@@ -272,8 +273,8 @@ class Hangs(Part[SupervisorContext]):
         if world is None or not asked:
             return
         for_s, together = context.now - self._since, all(seen and hangs.in_once(seen.frames) for seen in asked.values())
-        if self._away and together and for_s < hangs.LONGEST_PATIENCE_S:
-            self._wait_for(hangs.LONGEST_PATIENCE_S - for_s)
+        if self._away and together and for_s < LONGEST_PATIENCE_S:
+            self._wait_for(LONGEST_PATIENCE_S - for_s)
             return
         ranks = {name: rank for rank, name in enumerate(world.members) if name in asked}
         answers = {rank: asked[name] for name, rank in ranks.items()}

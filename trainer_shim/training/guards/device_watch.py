@@ -4,7 +4,7 @@ On a thread of its own, for the training's own may be what hangs. While a world'
 the world is lost; from then on whether the GPU still answers, where no step has been done for long: a mark that is put
 behind all that the GPU was given has to pass. Then the communicators are aborted. What they were to compute is garbage
 from there on, and the world says so (Groups.broken); the training's thread is free, and goes back, or leaves. Where it
-does neither in RELEASE_S this process ends. Limit: what a rank computes for longer than hangs.patience() while others
+does neither in RELEASE_S this process ends. Limit: what a rank computes for longer than patience() while others
 wait for it, such as an evaluation outside job.once(), looks like a lost rank.
 """
 
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ...control.worker_client import EXIT_LOST
-from ...supervisor import hang_detection as hangs
+from ...numerics.patience import patience
 from ...world.process_group import World
 
 PATIENCE = "SELASTIC_GPU_PATIENCE_S"
@@ -83,7 +83,7 @@ class DeviceWatch:
     def _hung(self) -> str:
         waited = time.monotonic() - self._stepped_at
         least_s = float(os.environ.get(PATIENCE) or LEAST_S)
-        if waited <= hangs.patience(least_s, self._usual_s(), self._longest_s) or self._answers():
+        if waited <= patience(least_s, self._usual_s(), self._longest_s) or self._answers():
             return ""
         return f"world {self._world.generation}: no step for {waited:.0f} s, and the GPU waits for another rank"
 

@@ -11,7 +11,7 @@ import stand_in
 from refused_worlds import refused
 from training_ground import KilledTraining
 from waiting import wait_until
-from worker_harness import Start, Zygote, alone, difference, result
+from worker_harness import SCRIPT, Control, Start, Zygote, alone, difference, result
 
 from slurm_elastic.trainer_shim.training import audit
 from slurm_elastic.trainer_shim.training.guards import device_watch
@@ -38,20 +38,44 @@ def test_no_step_is_lost_whenever_a_joiner_is(
     assert difference(result(tmp_path), alone(zygote, tmp_path, *sizes)) < 1e-12
 
 
-def test_a_world_whose_rank_stands_still_is_aborted_and_left(start: Start) -> None:
+OLD = """
+import runpy, sys
+from slurm_elastic.trainer_shim.world import groups
+groups.ABORTS = False
+sys.path.insert(0, {folder!r})
+runpy.run_path({script!r}, run_name="__main__")
+"""
+"""plain_train.py where torch is older than 2.7."""
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("", ["and the GPU waits for another rank: its communicators are aborted"]),
+        (OLD, ["cannot abort communicators of NCCL, 2.7 can: where a rank is lost all", "2.7 can: this process ends"]),
+    ],
+)
+def test_a_world_whose_rank_stands_still_is_aborted_and_left(
+    zygote: Zygote, tmp_path: Path, script: str, says: list[str]
+) -> None:
     """SIGSTOP in a world that trains: the other one hangs in its GPU, in bounded time is free again, says why, saves
-    nothing of what its GPU holds then, and leaves."""
-    control = start("--epochs", "1000")
-    control.spawn("a", "b", **{device_watch.PATIENCE: "2"})
-    control.ready("a", "b")
-    control.running(control.world("a", "b", source="fresh"))
-    wait_until(lambda: sum("indices" in row for row in audit.read(control.audit)) > 40, 60, control.story)
-    control.kill("b", signal.SIGSTOP)
-    assert control.exits("a", hold=True) == [75], control.story()
-    said = (control.directory / "a.log").read_text()
-    assert "and the GPU waits for another rank: its communicators are aborted" in said
-    failed = control.wait(lambda worker, m: (worker, m["type"]) == ("a", "failed"))
-    assert "no step for" in failed["error"] and not failed.get("survived")
+    nothing of what its GPU holds then, and leaves; an older torch, which says so at the start, at once."""
+    (tmp_path / "train.py").write_text(script.format(script=str(SCRIPT), folder=str(SCRIPT.parent)))
+    control = Control(zygote, tmp_path, ["--epochs", "1000"], tmp_path / "train.py" if script else SCRIPT)
+    try:
+        control.spawn("a", "b", **{device_watch.PATIENCE: "2"})
+        control.ready("a", "b")
+        control.running(control.world("a", "b", source="fresh"))
+        wait_until(lambda: sum("indices" in row for row in audit.read(control.audit)) > 40, 60, control.story)
+        control.kill("b", signal.SIGSTOP)
+        assert control.exits("a", hold=True) == [75], control.story()
+        said = (control.directory / "a.log").read_text()
+        assert [line for line in says if line not in said] == [], control.story()
+        if not script:
+            failed = control.wait(lambda worker, m: (worker, m["type"]) == ("a", "failed"))
+            assert "no step for" in failed["error"] and not failed.get("survived")
+    finally:
+        control.close()
 
 
 def test_nothing_is_lost_whatever_is_killed_meanwhile(zygote: Zygote, tmp_path: Path) -> None:

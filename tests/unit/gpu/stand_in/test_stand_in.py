@@ -30,6 +30,7 @@ def _said(zygote: Zygote, folder: Path, name: str, ranks: int = 2, **settings: s
          ["full: CUDA out of memory.", "no room: True", "sum 2.0 of communicators 40000000", "of communicators 0"]),
         ("lost", 2, {}, ["sum [2.0, 2.0, 2.0, 2.0]", "hangs True", "data nan", f"then: {ABORTED}"]),
         ("forming", 2, {"STANDIN_FORM_S": "1"}, ["formed late True", "still forms True"]),
+        ("switched", 1, {}, ["copied [[3.0, 3.0], [3.0, 3.0]]"]),
         ("times", 1, {}, ["right to 3 % True"]),
     ],
 )  # fmt: skip

@@ -13,8 +13,8 @@ from supervisor_harness import Drive
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.trainer_shim.allocation.pieces.actions import Print, QuitAgent, Tell
 from slurm_elastic.trainer_shim.node import stack_dump
-from slurm_elastic.trainer_shim.supervisor import hang_detection
-from slurm_elastic.trainer_shim.supervisor.hang_detection import Place, patience, place, ranges, sentence
+from slurm_elastic.trainer_shim.numerics.patience import FIRST_STEPS_S, LONGEST_PATIENCE_S, patience
+from slurm_elastic.trainer_shim.supervisor.hang_detection import Place, place, ranges, sentence
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import AskStacks, Kill, Send
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import HangTimer, StackSeen, WorkerExit
@@ -35,11 +35,11 @@ IN_LOAD = ("/home/a/data.py:7 load", "/home/a/train.py:12 <module>")
 @pytest.mark.parametrize(
     ("usual", "longest", "expected"),
     [
-        (0.0, 0.0, hang_detection.FIRST_STEPS_S),  # the first step compiles
+        (0.0, 0.0, FIRST_STEPS_S),  # the first step compiles
         (0.1, 0.0, 300.0),
         (60.0, 0.0, 30 * 60.0),
         (0.1, 400.0, 800.0),  # an evaluation between two steps comes again
-        (0.1, 9000.0, hang_detection.LONGEST_PATIENCE_S),
+        (0.1, 9000.0, LONGEST_PATIENCE_S),
     ],
 )
 def test_how_long_a_training_may_do_no_step(usual: float, longest: float, expected: float) -> None:
@@ -171,7 +171,7 @@ def test_what_takes_its_time_is_no_hang() -> None:
     """First steps, an end, and a supervisor that was stopped itself."""
     drive = Drive().up()
     beat(drive, 6, usual_s=0.0)
-    drive.wait(hang_detection.FIRST_STEPS_S - 1)
+    drive.wait(FIRST_STEPS_S - 1)
     beat(drive, 7)
     drive.wait(2000.0)  # stopped: its timer comes far too late
     assert not drive.every(AskStacks)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from refused_worlds import BOUND_S, gone_back, refused
 from waiting import wait_until
 from worker_harness import Control, Start, Zygote, alone, difference, result
 
+from slurm_elastic.trainer_shim.data.sampling import Slicing
+from slurm_elastic.trainer_shim.data.shares import Shares
+from slurm_elastic.trainer_shim.state.kept_parts import State
+from slurm_elastic.trainer_shim.training.switch import WorldSwitch
 from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS
-from slurm_elastic.trainer_shim.world.process_group import LATER_BOUNDS
+from slurm_elastic.trainer_shim.world.process_group import LATER_BOUNDS, World
 
 cuts = pytest.mark.skipif(not CUTS_ON_CPUS, reason="this torch's fully_shard needs GPUs")
 KILLED = ("form", "formed", "fill", "move", "entered", "forward", "backward", "settle")
@@ -181,3 +189,29 @@ def test_a_batch_taken_back_at_any_moment_is_taken_by_all_members_or_none(start:
             assert withdrawn(control, moment, who, "a", "b", batch=60 + number) is late, (moment, control.story())
     assert control.exits("a", "b") == [0, 0], control.story()
     control.checked(samples=15003, epochs=1, restarts=0, worlds=3)
+
+
+def test_a_switch_copies_nothing_before_the_gpu_has_done_the_last_step() -> None:
+    """Where the last step of the old world hangs the watch ends the wait; no copy waits for it, and none is made."""
+    begun: list[bool] = []
+
+    def done() -> None:
+        raise torch.distributed.DistBackendError("aborted")
+
+    session: Any = SimpleNamespace(
+        state=State(),
+        model=lambda: SimpleNamespace(module=torch.nn.Linear(1, 1), sharded=False),
+        world=lambda: World(1, 0, 1),
+        batch=1,
+        slicing=lambda: Slicing(1, Shares(1, 0)),
+        reporting=SimpleNamespace(leaving=lambda world, batch: None),
+        trackers=SimpleNamespace(leaving=lambda stays: None),
+        snapshots=SimpleNamespace(begin=lambda rank_0: begun.append(rank_0)),
+        membership=SimpleNamespace(ending_when_broken=contextlib.nullcontext, leave=lambda *given: None),
+    )
+    switch = WorldSwitch(session)
+    switch.watch = SimpleNamespace(done=done)  # type: ignore[assignment]
+    coming: Any = SimpleNamespace(rank=0, leave=False)
+    with pytest.raises(torch.distributed.DistBackendError, match="aborted"):
+        switch.switch(coming)
+    assert not begun
