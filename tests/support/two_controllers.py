@@ -15,6 +15,8 @@ from sandbox_of_hosts.sandbox import HostsSandbox, HostsSpec
 from waiting import wait_until
 
 PRIMARY = "n3"
+STANDS_BY_S = 30.0
+"""How long the backup may take to hand over."""
 SPEC = HostsSpec(
     nodes=3,
     hosts="full",
@@ -51,12 +53,12 @@ class Controllers:
         self.hosts.start_daemon(f"slurmctld-{PRIMARY}")
         wait_until(self._knows_gpus, 60, self.log)
         try:
-            wait_until(self._stands_by, 30, self.log)
+            wait_until(self._stands_by, STANDS_BY_S, self.log)
         except AssertionError:  # Slurm's own: it was seen to save its state, hand over, and hang
             os.kill(self.hosts.daemons.pid("slurmctld"), signal.SIGKILL)
             wait_until(lambda: not self.hosts.daemons.pid("slurmctld"), 30)
             self.hosts.start_daemon("slurmctld")
-            wait_until(self._stands_by, 30, self.log)
+            wait_until(self._stands_by, STANDS_BY_S, self.log)
 
     def _stands_by(self) -> bool:
         """Whether the backup is done with handing over, or has never been in charge."""

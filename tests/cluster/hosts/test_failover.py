@@ -62,7 +62,7 @@ def test_a_growth_outlives_the_primary(controllers: Controllers, start: Start, s
         elif state == "granted":
             job.trains_on()
 
-    job.grow_until(state, happens)
+    job.grow_until(state, happens, wait=600)  # each command tries the lost host first, for seconds
     grown = job.resized(1, steps=0)
     assert [piece.nodes for piece in grown.pieces] == [("n1",), ("n2",)]
     controllers.wait_for_backup()
