@@ -42,7 +42,6 @@ COMMANDS = (
         "slurm_elastic.client.report.command",
         "what jobs did with their GPU-hours, and what it brought",
     ),
-    Command("top", _HERE + "top", "the status table, refreshed in place"),
     Command("pin", _HERE + "pin", "hold a job at a size"),
     Command("unpin", _HERE + "pin", "let a pinned job be resized again", "add_unpin_arguments", "run_unpin"),
     Command("hosts", _HERE + "hosts", "pairs of hosts that do not reach each other; clear them"),

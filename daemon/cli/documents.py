@@ -45,15 +45,8 @@ REQUEST = {
     "guard": "per cent of its value that a sample must keep at a larger batch, 1 to 100 (default: none)",
     "speedup": "of selastic hold: linear, or how much of twice as fast twice the GPUs are (default: none)",
 }
-TABLES = {
-    "status": "top and status",
-    "acct": "acct",
-    "events": "events",
-    "plan": "plan",
-    "predict": "predict",
-    "hosts": "hosts",
-}
-"""Modules with FIELDS, and the commands that print them."""
+TABLES = ("status", "acct", "events", "plan", "predict", "hosts")
+"""Commands with FIELDS."""
 EXAMPLES = (
     ("selastic sbatch --elastic=gpus=2-16,batch=256-4096 train.sh", "submit an elastic job"),
     ("selastic status -u ada", "what the jobs of one user have now"),
@@ -74,9 +67,9 @@ def sections() -> Iterator[str]:
     yield from _listed(REQUEST.items())
     yield ".SH FIELDS"
     yield from wrapped(escaped("Of --format, by command; --helpformat prints them too."), 100)
-    for module, commands in TABLES.items():
-        yield f".SS {commands}"
-        fields = import_module(f"slurm_elastic.client.commands.{module}").FIELDS
+    for command in TABLES:
+        yield f".SS {command}"
+        fields = import_module(f"slurm_elastic.client.commands.{command}").FIELDS
         yield from _listed((field.name, field.help) for field in fields)
     yield ".SH REASONS"
     yield from wrapped(escaped("Why a job has what it has: the code under REASON, and what it means."), 100)
@@ -139,7 +132,6 @@ def man_page(program: str) -> str:
 
 
 def settings_page() -> str:
-    """selasticd.toml(5)."""
     from ..selasticd.reference import roff
 
     built = float(os.environ.get("SOURCE_DATE_EPOCH", time.time()))

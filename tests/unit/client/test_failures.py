@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import signal
 import socket
-import struct
 import subprocess
 import sys
-import termios
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -195,25 +191,25 @@ def test_a_companion_is_told_from_a_job_that_nobody_knows(daemon: Daemon, run: R
     assert "job 1299 is not known" in run("explain", "1299")[2]
 
 
-def test_top_says_that_the_daemon_is_away_and_goes_on(
-    daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_repeated_status_says_that_the_daemon_is_away_and_goes_on(
+    daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A restart of the daemon does not end a running top; Ctrl-C is its clean end."""
-    from slurm_elastic.client.commands import top
+    """A restart of the daemon does not end a running status -i; Ctrl-C is its clean end."""
+    from slurm_elastic.client.commands import status as command
 
     answers = iter([DaemonUnreachable("selasticd does not answer"), None])
-    real = top._rows
+    real = command.current
 
-    def rows(args: Any) -> Any:
+    def current(args: Any) -> Any:
         error = next(answers, KeyboardInterrupt())
         if error is not None:
             raise error
         return real(args)
 
-    monkeypatch.setattr(top, "_rows", rows)
-    status, out, _ = run("top", "-d", "0.2")
+    monkeypatch.setattr(command, "current", current)
+    status, out, _ = run("status", "-i", "0.2")
     assert status == 0
-    assert out.index("selasticd does not answer") < out.index("3 running on 4 GPUs")
+    assert out.index("selasticd does not answer") < out.index("JOBID")
 
 
 def test_config_show_tells_what_the_models_start_from(daemon: Daemon, run: Run, tmp_path: Path) -> None:
@@ -237,44 +233,6 @@ def test_config_show_needs_no_daemon(run: Run, tmp_path: Path, monkeypatch: pyte
     assert status == 0
     assert 'mode = "act"' in out.splitlines()
     assert "#" not in out
-
-
-def test_top_fits_the_terminal() -> None:
-    """What is cut says so, at the edge and at the end; nothing is cut where there is room."""
-    from slurm_elastic.client.commands.top import fitted
-
-    lines = ["totals of the cluster", "", "JOBID REASON", "    7 keep_best", "    8 keep_best"]
-    assert fitted(lines, 80, 24) == lines
-    assert fitted(lines, 10, 4) == ["totals of+", "", "JOBID REA+", "... and 2+"]
-    assert fitted(lines, 80, 4)[-1] == "... and 2 more"
-
-
-def test_top_in_a_narrow_terminal_is_not_bold_to_its_end(daemon: Daemon, tmp_path: Path) -> None:
-    """On a real terminal of 60 columns: the bold of the first line ends with it, and no line is longer."""
-    leader, follower = os.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 10, 60, 0, 0))
-    env = {**os.environ, "SELASTIC_CLIENT_CONF": str(daemon.client_conf), "TERM": "xterm"}
-    child = subprocess.Popen(
-        # A signal that comes just before Python sleeps is heeded when it wakes up: well before the wait below ends.
-        [*SELASTIC, "top", "-a", "-d", "20"],
-        stdin=follower,
-        stdout=follower,
-        env=env,
-        # As a terminal's shell starts it: tests that run in the background of a script inherit that it is ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    os.close(follower)
-    try:
-        shown = b""
-        while b"JOBID" not in shown or not shown.endswith(b"\n"):
-            shown += os.read(leader, 65536)
-    finally:
-        child.send_signal(signal.SIGINT)
-        assert child.wait(60) == 0
-        os.close(leader)
-    first, *rest = shown.decode().replace("\x1b[H\x1b[2J", "").splitlines()
-    assert first.startswith("\x1b[1m") and first.endswith("+\x1b[0m")
-    assert max(map(len, rest)) == 60 and not any("\x1b" in line for line in rest)
 
 
 def test_config_without_a_file_shows_the_defaults(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

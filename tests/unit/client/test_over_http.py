@@ -228,13 +228,6 @@ def test_explain_events_plan_and_top(daemon: Daemon, run: Run) -> None:
     daemon.caller.viewer = Viewer(1000, admin=True)
     assert run("events", "0", "-n")[:2] == (0, "")
     daemon.caller.viewer = Viewer(1000)
-    top = run("top", "--once")[1].splitlines()
-    assert "3 running on 4 GPUs, 0 waiting, 1 resizing" in top[0]
-    assert top[2].split()[0] == "JOBID"
-    over = run("top", "--once", "-j", "1210")[1].splitlines()
-    assert over[-1].split()[:5] == ["1210", "gpu", "old", "alice", "CD"]
-    status, out, err = run("top", "-j", "99")
-    assert (status, out) == (1, "") and "job 99 is not known to selasticd" in err
 
 
 def test_review_and_report_answer(daemon: Daemon, run: Run, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from slurm_elastic.protocol.codes import Reason
 
 LOOK_UPS = [
     *(["--help"], ["--version"], ["status", "--helpformat"], ["acct", "--helpformat"], ["events", "--helpformat"]),
-    *(["plan", "--helpformat"], ["explain", "--help"], ["sbatch", "--help"], ["pin", "-h"], ["top", "-h"]),
+    *(["plan", "--helpformat"], ["explain", "--help"], ["sbatch", "--help"], ["pin", "-h"]),
 ]
 
 
@@ -137,7 +137,7 @@ def test_the_man_page_has_every_command(generated: Path) -> None:
     text = page.read_text().replace("\\-", "-")
     for command in parser.commands():
         assert f"selastic {command.name}" in text
-    for option in ("--dry-run", "--starttime", "--helpformat", "--once"):
+    for option in ("--dry-run", "--starttime", "--helpformat", "--iterate"):
         assert option in text
 
 
