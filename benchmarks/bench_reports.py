@@ -39,8 +39,7 @@ from torch import nn
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.trainer_shim.allocation.pieces.events import AgentUp
 from slurm_elastic.trainer_shim.allocation.pieces.machine import Machine
-from slurm_elastic.trainer_shim.parallel.ddp import Replicated
-from slurm_elastic.trainer_shim.parallel.exposed_communication import ExposedCommunication
+from slurm_elastic.trainer_shim.parallel.ddp import ExposedCommunication, Replicated
 from slurm_elastic.trainer_shim.state.kept_parts import State
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import SupervisorContext
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import WorkerMessage

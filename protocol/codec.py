@@ -48,7 +48,6 @@ class WireError(ElasticError):
 
 
 def to_json(message: Any) -> bytes:
-    """A message as compact JSON."""
     return json.dumps(asdict(message), separators=(",", ":"), allow_nan=False).encode()
 
 

@@ -110,7 +110,6 @@ def name_of(message: Message, name: str) -> str:
 
 
 def texts(message: Message, name: str, default: Sequence[str] | None = None) -> tuple[str, ...]:
-    """A list of texts."""
     value = message.get(name, default)
     if not isinstance(value, (list, tuple)) or len(value) > MAX_ITEMS:
         raise Malformed(f"{name} is not a list of at most {MAX_ITEMS} texts")
@@ -118,7 +117,6 @@ def texts(message: Message, name: str, default: Sequence[str] | None = None) -> 
 
 
 def records(message: Message, name: str) -> tuple[Message, ...]:
-    """A list of objects."""
     value = message.get(name)
     if not isinstance(value, list) or len(value) > MAX_ITEMS or not all(isinstance(item, dict) for item in value):
         raise Malformed(f"{name} is not a list of at most {MAX_ITEMS} objects")

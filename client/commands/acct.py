@@ -21,7 +21,6 @@ FIELDS = columns(Allocation)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `selastic acct`."""
     options.add_job_filters(parser)
     group = parser.add_argument_group("which time")
     after = "sizes held after this (default: midnight, with -j: ever, with -s: now)"

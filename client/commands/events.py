@@ -20,13 +20,11 @@ def _job_or_daemon(text: str) -> int | str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `selastic events`."""
     parser.add_argument("job", type=_job_or_daemon, metavar="JOB", help="job id; 0: selasticd itself (admins)")
     options.add_output_options(parser, FIELDS, DEFAULT)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the events, oldest first."""
     chosen = options.check_format(args, FIELDS, DEFAULT)
     found = options.ask(Events, args.job)
     options.print_answer(found, chosen, found.events, args)

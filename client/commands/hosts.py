@@ -28,7 +28,6 @@ def _one_or_two(text: str) -> tuple[str, str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `selastic hosts`."""
     parser.add_argument(
         "--clear",
         type=_one_or_two,

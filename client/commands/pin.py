@@ -23,7 +23,6 @@ def _gpus(text: str) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `selastic pin`."""
     add_unpin_arguments(parser)
     parser.add_argument(
         "gpus", type=_gpus, nargs="?", metavar="GPUS", help="size to hold (default: the one it has now)"
@@ -31,13 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_unpin_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `selastic unpin`."""
     parser.add_argument("job", type=options.job_id, metavar="JOB", help="job id")
     parser.add_argument("--json", action="store_true", help="print the daemon's answer as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Pin the job."""
     gpus = args.gpus
     if gpus is None:
         row = options.ask(JobStatus, args.job)
@@ -53,7 +50,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_unpin(args: argparse.Namespace) -> int:
-    """Let the job go."""
     return _hold(args, None, "not pinned; the next round may resize it")
 
 

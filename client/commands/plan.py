@@ -21,7 +21,6 @@ FIELDS = columns(PlanRow, capitals=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `selastic plan`."""
     parser.add_argument("--dry-run", action="store_true", help="compute a plan now; nothing is stored or changed")
     parser.add_argument("-j", "--jobs", type=options.job_ids, metavar="ID,...", help="these jobs only")
     parser.add_argument("-a", "--allusers", action="store_true", help="jobs of all users")

@@ -37,7 +37,6 @@ def sizes(text: str) -> tuple[int, int]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `selastic predict`."""
     parser.add_argument(
         "job", type=options.job_id, nargs="?", metavar="JOB", help="job id; of a job that runs or has ended"
     )

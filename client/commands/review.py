@@ -25,7 +25,6 @@ FIELDS = (*_JOBS, *(column for column in _MOVES if column.name not in {known.nam
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `selastic review`."""
     options.add_job_filters(parser)
     options.add_window_options(parser, "from when (default: a day ago; advice is kept for 30 days)")
     parser.set_defaults(starttime=DAY_AGO)

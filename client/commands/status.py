@@ -32,7 +32,6 @@ FIELDS = columns(JobStatus, capitals=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `selastic status`."""
     options.add_job_filters(parser)
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--stalled", action="store_true", help="only jobs whose training does no step")

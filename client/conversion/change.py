@@ -131,8 +131,6 @@ class Pass:
 
 @dataclass
 class Change:
-    """See the module."""
-
     source: Source
     edits: Edits
     loop: Loop

@@ -18,7 +18,6 @@ COMPLETE, LEFT = 0, 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `selastic convert`."""
     parser.epilog = "exit status: 0 if nothing is left to you, 3 if comments in the diff name what is"
     parser.add_argument("script", metavar="SCRIPT", help="a PyTorch training script")
     parser.add_argument("--write", action="store_true", help="write the change into SCRIPT instead of showing it")

@@ -87,8 +87,6 @@ def handed(function: cst.CSTNode, call: cst.Call) -> dict[str, cst.BaseExpressio
 
 
 class Source:
-    """See the module."""
-
     def __init__(self, text: str, path: Path) -> None:
         self.path = path
         try:

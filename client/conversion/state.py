@@ -143,7 +143,6 @@ def _always(change: Change, call: cst.Call, loop: Loop) -> bool:
 
 
 def kept(change: Change) -> None:
-    """See the module."""
     source, variables = change.source, []
     for name, changed in _changed(source, change.loop.body, ()).items():
         nodes = [node for node in changed if not change.edits.gone(node)]

@@ -41,7 +41,6 @@ FIELDS = columns(Line, capitals=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `selastic explain`."""
     parser.add_argument("job", type=options.job_id, metavar="JOB", help="job id")
     options.add_output_options(parser, FIELDS, DEFAULT)
 

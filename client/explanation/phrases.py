@@ -12,7 +12,6 @@ from slurm_elastic.protocol.text.times import format_time
 
 
 def is_over(job: JobStatus) -> bool:
-    """Whether the job has ended."""
     return job.end_time is not None
 
 

@@ -156,7 +156,6 @@ FIELDS = columns(Hours)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `selastic report`."""
     options.add_job_filters(parser)
     options.add_window_options(parser, "from when (default: a day ago, with -j: ever)")
     parser.add_argument("--by", choices=BY, default="job", help="a row for each of these (default: job)")

@@ -151,8 +151,6 @@ class _OfScope:
 
 
 class Refusals:
-    """Those of one daemon."""
-
     def __init__(self, backoff_s: float, trip_after: int, trip_s: float) -> None:
         """backoff_s: after a job's first. trip_after: how many refused in a row make a scope rest for trip_s: jobs, or
         users where it is of several."""

@@ -88,7 +88,6 @@ class TlsHandshake(asyncio.Protocol):
         self._limits, self._tls, self._inner = limits, tls, inner
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # it is one
-        """A new connection."""
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family == socket.AF_UNIX:
             _hand_over(transport, self._inner())
@@ -117,7 +116,6 @@ class _Secured(asyncio.Protocol):
         self._counts = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # it is one
-        """TLS is spoken."""
         self._count_no_more()
         _hand_over(transport, self._inner())
 
@@ -128,7 +126,6 @@ class _Secured(asyncio.Protocol):
         self._count_no_more()
 
     def end(self) -> None:
-        """Another connection needs its place."""
         self._count_no_more()
         self._abort()
 

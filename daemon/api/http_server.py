@@ -84,14 +84,12 @@ class ReportsProtocol(HttpToolsProtocol):
         self._parts: list[bytes] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """A new connection."""
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family == socket.AF_UNIX:
             self.client = (f"{UID_PREFIX}{peer_uid(connection)}", 0)
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes have arrived."""
         super().data_received(data)
         if self._reports is not None and not self.transport.is_closing():
             self._hand_over()
@@ -113,7 +111,6 @@ class ReportsProtocol(HttpToolsProtocol):
             self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        """The end of a request."""
         if self._reports is not None:
             before, pending = self.cycle, _PendingReports(self.parser.should_keep_alive())
             self.cycle = pending
@@ -180,7 +177,6 @@ class BoundedProtocol(ReportsProtocol):
         self._deadline = self.loop.call_later(MESSAGE_S, self._expired)
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes have arrived."""
         self._size += len(data)
         super().data_received(data)
         if not self._begun:
@@ -204,19 +200,16 @@ class BoundedProtocol(ReportsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """The end of a request."""
         self._begun, self._size = False, 0
         self._cancel_deadline()
         super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The end of a connection."""
         self._cancel_deadline()
         self._count_no_more()
         super().connection_lost(exc)
 
     def _end(self) -> None:
-        """Another connection needs its place."""
         self._count_no_more()
         self.transport.abort()
 
@@ -243,7 +236,6 @@ class BoundedProtocol(ReportsProtocol):
 
 
 def server_config(app: Application, settings: ServerSettings) -> uvicorn.Config:
-    """How the API is served."""
     limits = ConnectionLimits(own_files.limit())
     http: Any = partial(BoundedProtocol, intake=app.intake, limits=limits)
     return uvicorn.Config(

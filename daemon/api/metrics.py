@@ -115,16 +115,13 @@ class _Lazy(Collector):
         self._read = read
 
     def describe(self) -> list[Metric]:
-        """Nothing."""
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """Read it."""
         return self._read()
 
 
 def _of_rounds(now: Rounds) -> Iterator[Metric]:
-    """How the rounds go now."""
     modes = (([mode], float(mode == now.mode)) for mode in MODES)
     yield _gauges("mode", "1 for the mode that is in force", ["mode"], modes)
     last = "When the last round that went well ended, in unix seconds"
@@ -141,7 +138,6 @@ def _of_rounds(now: Rounds) -> Iterator[Metric]:
 
 
 def _database_size(store: Store) -> Iterator[Metric]:
-    """How large the database is."""
     size = store.retention.size_mb()
     if size is not None:
         yield _gauge("database_bytes", "Size of the database", size * 1e6)

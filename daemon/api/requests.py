@@ -209,7 +209,6 @@ def error(status: int, sentence: str, retry_after_s: int = RETRY_AFTER_S) -> JSO
 
 
 def answer(exception: BaseException) -> JSONResponse:
-    """Every exception as its answer."""
     if isinstance(exception, Refused):
         return error(exception.status, str(exception), exception.retry_after_s)
     if isinstance(exception, HTTPException):

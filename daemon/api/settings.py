@@ -13,8 +13,6 @@ from ..slurm.settings import SlurmSettings
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings(TlsSettings, SlurmSettings, Modes):
-    """Settings of the API."""
-
     table: ClassVar[str] = "server"
 
     listen: str = text("127.0.0.1:6850", r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]/]+):[0-9]{1,5}", "HOST:PORT, or [IPv6]:PORT")

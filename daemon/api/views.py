@@ -131,7 +131,6 @@ class Views:
         return await self._shares.run(call.viewer, partial(self.planner.queue, call.viewer))
 
     async def probes(self, call: Call[NoQuery, None]) -> object:
-        """What probes found."""
         return await self._made(call, reports.probes, call.viewer)
 
     async def _over_a_window(self, call: Call[WindowQuery, None], report: Callable[..., object]) -> object:

@@ -29,7 +29,6 @@ class Waiters:
         return waiter
 
     def remove(self, job_id: int, waiter: Waiter) -> None:
-        """Stop waiting."""
         with self._lock:
             left = [other for other in self._waiting.get(job_id, []) if other is not waiter]
             if left:

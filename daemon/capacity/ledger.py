@@ -166,7 +166,6 @@ class Ledger:
             self.soon[node] = self.soon.get(node, Amount()) + amount
 
     def gpus(self, nodes: Iterable[str], soon: bool = True) -> int:
-        """Free GPUs on these nodes."""
         usable = [node for node in nodes if node in self.now]
         # What is taken twice of one node is not missing on another.
         return sum([max(0, (self.total(node) if soon else self.now[node]).gpus) for node in usable])

@@ -230,7 +230,6 @@ def lasting(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]
 
 
 def by_node(gpus: Mapping[str, int]) -> str:
-    """In words."""
     return ", ".join(f"{count} on {name}" for name, count in sorted(gpus.items()))
 
 

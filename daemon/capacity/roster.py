@@ -151,7 +151,6 @@ class RosterTables:
         self.whole = Derived[int, Companions, ElasticJob](one_by_one(_with_companions))
 
     def turn(self) -> None:
-        """Begin another roster."""
         self.alone.turn()
         self.whole.turn()
 

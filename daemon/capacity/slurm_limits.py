@@ -52,7 +52,6 @@ class Bound:
 
     @property
     def label(self) -> str:
-        """In words."""
         each = {"job": " of each job", "node": " on each node of a job", "least": " at least in each job"}
         return f"Slurm's limit {self.name}={self.most:g}{each.get(self.scope, '')} ({self.whose})"
 

@@ -19,8 +19,6 @@ from .fields import PATH, text
 
 @dataclass(frozen=True, kw_only=True)
 class TlsSettings:
-    """Settings of HTTPS."""
-
     table: ClassVar[str] = "server"
 
     tls_cert: str = text("", *PATH)

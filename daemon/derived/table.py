@@ -39,7 +39,6 @@ class Derived(Generic[K, A, V]):
         return len(self._rows.keys() | self._old.keys())
 
     def turn(self) -> None:
-        """Begin another round."""
         if len(self._rows) > self._room or not self._rows:
             self._old, self._rows = self._rows, {}
 

@@ -107,13 +107,11 @@ def path(kind: str, d: str, title: str = "", **attributes: Any) -> Mark:
 
 
 def rect(kind: str, x: float, y: float, width: float, height: float, title: str, **attributes: Any) -> Mark:
-    """A bar."""
     place = {"x": x, "y": round(y, 1), "width": round(width, 1), "height": round(height, 1)}
     return Mark("rect", {"class": kind, **place, **attributes}, title)
 
 
 def sample(index: int, name: str) -> Chart:
-    """A colour, for a key."""
     return Chart(20, 10, name, [Mark("rect", {"class": colour(index), "width": 20, "height": 10})])
 
 
@@ -123,7 +121,6 @@ def dot(index: int, x: float, y: float, radius: float, title: str) -> Mark:
 
 
 def label(x: float, y: float, text: str, anchor: str = "start", kind: str | None = None) -> Mark:
-    """A text."""
     return Mark("text", {"x": round(x, 1), "y": round(y, 1), "text-anchor": anchor, "class": kind}, text=text)
 
 

@@ -22,8 +22,6 @@ RELEASES = {"node": "single nodes of a Slurm job too", "job": "whole Slurm jobs 
 
 @dataclass(frozen=True, kw_only=True)
 class ResizeSettings(ModelSettings):
-    """Settings of resizes."""
-
     table: ClassVar[str] = "resizes"
 
     companion_wait_s: float = number(60.0, 1, 3600)

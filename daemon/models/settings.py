@@ -10,8 +10,6 @@ from ..config.fields import number, text
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """Settings of models."""
-
     table: ClassVar[str] = "models"
 
     assumed_pause_s: float = number(5.0, 0, 3600)

@@ -205,7 +205,6 @@ class ChoiceTables:
         self._own = Derived[JobView, _Asked, Columns](self._weighted)
 
     def turn(self) -> None:
-        """Begin another round of plans."""
         for table in (self.grids, self._alike, self._own):
             table.turn()
 

@@ -62,7 +62,6 @@ class Tables:
         """As the last round found them, by job id; replaced whole: other threads ask for single jobs."""
 
     def turn(self) -> None:
-        """Begin another round."""
         for table in vars(self).values():
             if isinstance(table, (Derived, ChoiceTables)):
                 table.turn()

@@ -77,7 +77,6 @@ class Remote:
             raise error if self.trouble else self._failed(str(error)) from None
 
     def close(self) -> None:
-        """End the process."""
         self._process.close()
 
     def _ask(self, *request: Any) -> Any:

@@ -51,7 +51,6 @@ def _up_to(most: int) -> Callable[[str], int]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `selastic probe`."""
     parser.add_argument("-r", "--partition", metavar="PART", help="where (default: Slurm's default partition)")
     parser.add_argument(
         "--gres", type=_gres, default="gpu:1", metavar="GRES", help="of each node of a job (default: gpu:1)"

@@ -107,7 +107,6 @@ class _Decisions:
         return None
 
     def seen(self, row: DecisionRow) -> Decision:
-        """One of them."""
         known = read(Evidence, row.evidence), read_all(Alternative, row.alternatives)
         evidence, alternatives = seen(self._store, self._viewer, *known)
         words = reason_text(row.reason)

@@ -148,8 +148,6 @@ def _size(plain: Mapping[str, Any]) -> Size:
 
 
 class StoredFacts:
-    """Those of one daemon."""
-
     def __init__(
         self,
         client: SlurmClient,

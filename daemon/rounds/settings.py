@@ -30,8 +30,6 @@ class JobSettings(Modes):
 
 @dataclass(frozen=True, kw_only=True)
 class RoundSettings(PlannerSettings, SlurmSettings, JobSettings):
-    """Settings of the rounds."""
-
     table: ClassVar[str] = "rounds"
 
     round_interval_s: float = number(10.0, 0.2, 3600)

@@ -42,7 +42,6 @@ class Leader:
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
     def start(self) -> None:
-        """Begin to renew."""
         self._thread.start()
 
     def confirm(self, store: Store) -> None:

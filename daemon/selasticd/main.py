@@ -52,7 +52,6 @@ cycles is found a little later."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `selasticd`."""
     arguments = parser().parse_args(argv)
     logging.basicConfig(level=arguments.log_level.upper(), handlers=[handler()])
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
@@ -70,7 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(settings: Settings) -> int:
-    """Run until SIGTERM or SIGINT."""
     own_files.raise_limit()
     installed.use(settings.policy, settings.policy_limit_s)
     Path(settings.state_dir).mkdir(parents=True, exist_ok=True, mode=0o700 if settings.user_mode else 0o755)

@@ -49,7 +49,6 @@ def accepted(name: str) -> str:
 
 
 def default(name: str) -> str:
-    """The default, as TOML."""
     value = FIELDS[name].default
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -57,7 +56,6 @@ def default(name: str) -> str:
 
 
 def markdown() -> str:
-    """The reference page."""
     lines = [
         "# Settings of selasticd",
         "",
@@ -92,7 +90,6 @@ def sample() -> str:
 
 
 def roff(date: str, version: str) -> str:
-    """selasticd.toml(5)."""
     lines = [
         f'.TH SELASTICD.TOML 5 "{date}" "slurm-elastic {version}" "File Formats"',
         ".SH NAME",

@@ -78,7 +78,6 @@ class Notifier:
         self.send(STOPPING=1)
 
     def close(self) -> None:
-        """Close the socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -148,7 +147,6 @@ class JournalHandler(logging.Handler):
         self._address = address
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send one record."""
         try:
             values = {"MESSAGE": self.format(record), "PRIORITY": priority(record.levelno)}
             values |= {"SYSLOG_IDENTIFIER": "selasticd", "LOGGER": record.name}
@@ -161,7 +159,6 @@ class JournalHandler(logging.Handler):
         """The line is lost, and nothing else."""
 
     def close(self) -> None:
-        """Close the socket."""
         self._socket.close()
         super().close()
 

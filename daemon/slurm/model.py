@@ -148,8 +148,6 @@ class Job:
 
 @record(frozen=True, slots=True)
 class Node:
-    """One compute node."""
-
     name: str
     flags: frozenset[str]
     """The state and all its flags in capitals: {"MIXED", "DRAIN"}. UNDER_NO_SWITCH is ours (Snapshot.marked)."""

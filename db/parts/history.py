@@ -26,8 +26,6 @@ _ROWS, _CHECKPOINTS, _PREDICTIONS = schema.allocations, schema.checkpoints, sche
 
 
 class Outcomes(StorePart):
-    """See the module."""
-
     def note_checkpoint(self, row: CheckpointRow) -> None:
         """The job's supervisor says what its checkpoints cost now."""
         with self._db.write() as connection:

@@ -34,8 +34,6 @@ _FIELDS = names_of(JobRow)
 
 
 class Jobs(StorePart):
-    """Jobs and their pins."""
-
     def __init__(self, database: Database, ended: Ended, tokens: Tokens) -> None:
         super().__init__(database, ended)
         self._tokens = tokens

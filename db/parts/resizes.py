@@ -33,8 +33,6 @@ _NONE: Closed = (None, None)
 
 
 class Resizes(StorePart):
-    """The resizes of all jobs."""
-
     def __init__(self, database: Database, ended: Ended) -> None:
         super().__init__(database, ended)
         self._open: dict[int, ResizeRow] | None = None

@@ -29,14 +29,11 @@ _PAIRS, _PROBED = schema.host_pairs, schema.probes
 
 
 class HostPairs(StorePart):
-    """See the module."""
-
     def __init__(self, database: Database, ended: Ended) -> None:
         super().__init__(database, ended)
         self._pairs: tuple[HostPair, ...] | None = None
 
     def all(self) -> tuple[HostPair, ...]:
-        """All of them."""
         with self._db.lock:
             if self._pairs is None:
                 with self._db.read() as connection:

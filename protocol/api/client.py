@@ -276,7 +276,6 @@ class Client:
         return connection, False
 
     def close(self) -> None:
-        """Close this thread's connection."""
         kept = getattr(self._kept, "connection", None)
         if kept is not None and kept[0][0] == os.getpid():
             kept[1].close()

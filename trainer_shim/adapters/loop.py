@@ -29,8 +29,6 @@ TAKEN_OVER = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init
 
 
 class FrameworkLoop:
-    """See the module."""
-
     def __init__(self, job: Job, feed: Feed, shuffle: bool, epochs: int) -> None:
         self.job = job
         self.feed = feed

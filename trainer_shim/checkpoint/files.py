@@ -40,8 +40,6 @@ LEFTOVER_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """One checkpoint on disk."""
-
     path: Path
     step: int
     samples: int

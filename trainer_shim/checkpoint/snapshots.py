@@ -1,4 +1,5 @@
-"""Copies of the training's state, taken between two steps; this rank writes them in the background.
+"""Copies of the training's state, taken between two steps; this rank writes them in the background: periodically, on
+request, on a signal. What is due here goes to the other ranks with the next step.
 
 At a switch of replicas the copy is taken while the new world forms and written after its first step; where every rank
 holds parts they are written before it. Periodic ones are taken at a step that all ranks agreed on; during an evaluation
@@ -8,15 +9,20 @@ on rank 0, when no step comes, on the client's thread.
 from __future__ import annotations
 
 import math
+import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from slurm_elastic.protocol.errors import TrainingError
 
 from ..control.worker_client import ComingWorld
 from ..parallel.strategy import Strategy
@@ -27,8 +33,7 @@ from ..world.process_group import World
 from ..world.rendezvous import Membership
 from . import contents, disk_space
 from .contents import Globals
-from .files import Found, Saved, Writer, megabytes
-from .schedule import Saving, in_background
+from .files import Found, Saved, Writer, load_newest, megabytes
 
 SAVE_WAIT_S = 20.0
 """How long a leaving worker waits for its last snapshot to be on disk; below worker_client.LOST_GRACE_S."""
@@ -235,3 +240,92 @@ def _behind_now() -> Any:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     return stream
+
+
+LAST_S = 1800.0
+"""How long the end of a training waits for its last checkpoint."""
+
+
+def in_background(function: Callable[[], dict[str, Any]]) -> Future[dict[str, Any]]:
+    """Run a function on a thread of its own."""
+    future: Future[dict[str, Any]] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="selastic-snapshot", daemon=True).start()
+    return future
+
+
+class Saving:
+    """When to save, and who does; a handler of signals only sets a flag. Without a directory nothing is saved."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None,
+        every_s: float,
+        on_saved: Callable[[Saved], None],
+        safe: Globals = (),
+    ) -> None:
+        job_dir = os.environ.get("SELASTIC_JOB_DIR")
+        where = directory or (Path(job_dir) / "checkpoints" if job_dir else None)
+        self.writer = Writer(Path(where), on_saved, safe) if where else None
+        self._every_s = every_s
+        self._signal = 0
+
+    def memory(self) -> Path | None:
+        """The file with the micro batches that this job's workers have found to fit; beside the checkpoints."""
+        return self.writer.directory.parent / "micro_batch.json" if self.writer is not None else None
+
+    def handle_signals(self) -> None:
+        """SIGUSR1: save. SIGTERM: save, then end. Only without a supervisor, which handles both itself."""
+        if self.writer is not None and threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: Any) -> None:
+        if self._signal != signal.SIGTERM:
+            self._signal = number
+
+    def ask(self) -> None:
+        """Save with the next step."""
+        self._signal = self._signal or signal.SIGUSR1
+
+    def due(self, rank: int) -> bool:
+        """Whether this rank wants a checkpoint. Rank 0 looks at the clock for all."""
+        if self.writer is None:
+            return False
+        wanted = self._signal != 0
+        if self._signal != signal.SIGTERM:
+            self._signal = 0
+        overdue = time.monotonic() - self.writer.last_at >= self._every_s
+        return wanted or (rank == 0 and overdue and not self.writer.busy)
+
+    @property
+    def ending(self) -> bool:
+        """Whether this rank has been asked to end."""
+        return self._signal == signal.SIGTERM
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until what was put is on disk, or has failed; no longer than this."""
+        if self.writer is not None:
+            self.writer.wait(timeout_s)
+
+    def finish(self) -> str:
+        """Wait for the last checkpoint. Why it is not on disk; "" if it is."""
+        if self.writer is None:
+            return ""
+        if not self.writer.wait(LAST_S):
+            return f"the file system does not answer: not written after {LAST_S:.0f} s"
+        return self.writer.problem
+
+    def newest(self, must: bool) -> Found | None:
+        """The newest readable checkpoint. Raises TrainingError when there `must` be one and is none."""
+        found = load_newest(self.writer.directory, self.writer.safe) if self.writer is not None else None
+        if found is None and must:
+            where = self.writer.directory if self.writer is not None else "an unset directory"
+            raise TrainingError(f"the supervisor asked to restore a checkpoint, and there is none in {where}")
+        return found

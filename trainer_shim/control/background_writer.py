@@ -1,16 +1,18 @@
 """Writes to disk on a thread of its own: who hands something over does not wait for the disk, and gets no error.
 
-What is written is in order. Limit: a disk that answers slower than lines come loses lines, and says how many.
+What is written is in order. Lines for a person are counted where they cannot be written (a full disk, a job directory
+that went read-only): their number and the reason come first when writing works again. Limit: a disk that answers slower
+than lines come loses lines, and says how many.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-
-from .guarded_output import TOO_SLOW, GuardedOutput, lines_in
 
 MAX_WAITING = 4 << 20
 """Bytes of lines that wait for the disk."""
@@ -18,8 +20,6 @@ Failed = Callable[[OSError], None]
 
 
 class BackgroundWriter:
-    """See the module."""
-
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Callable[[], None], int]] = deque()
@@ -99,3 +99,69 @@ class BackgroundWriter:
             work()
             with self._changed:
                 self._bytes -= size
+
+
+TOO_SLOW = "the disk is too slow"
+
+
+class GuardedOutput:
+    """Appends to a file, which is opened with its first line, or to a descriptor that is open already."""
+
+    def __init__(self, target: Path | int) -> None:
+        self._path = target if isinstance(target, Path) else None
+        self._descriptor = target if isinstance(target, int) else -1
+        self._lost = 0
+        self._why = ""
+        self._torn = False
+        """The last line that was begun has no end."""
+
+    def write(self, data: bytes) -> None:
+        """Write this if that is possible; `data` may be any number of lines, the last one unfinished."""
+        try:
+            self._open()
+            if self._lost:
+                self._put(self._notice())
+                self._lost = 0
+            self._put(data)
+        except OSError as error:
+            self.lose(lines_in(data), error.strerror or str(error))
+            self._close_file()  # a file handle that went stale does so for good
+
+    def lose(self, lines: int, why: str) -> None:
+        """Count these as lost."""
+        self._lost += lines
+        self._why = why
+
+    def close(self) -> None:
+        """A last try to tell what was lost."""
+        if self._lost:
+            self.write(b"")
+        self._close_file()
+
+    def _notice(self) -> bytes:
+        lines = "1 line" if self._lost == 1 else f"{self._lost} lines"
+        start = "\n" if self._torn else ""
+        return f"{start}selastic: {lines} could not be written here ({self._why})\n".encode()
+
+    def _open(self) -> None:
+        if self._descriptor < 0 and self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def _put(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            written = os.write(self._descriptor, rest)
+            self._torn = rest[written - 1] != ord("\n")
+            rest = rest[written:]
+
+    def _close_file(self) -> None:
+        if self._path is not None and self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def lines_in(data: bytes) -> int:
+    """How many lines are missing without this."""
+    return max(1, data.count(b"\n")) if data else 0

@@ -2,7 +2,9 @@
 
 One cursor runs over one permutation of the epoch, drawn from (seed, epoch). A step takes the next `batch` positions
 and cuts them into one slice per rank; the last step is short instead of padded. Randomness comes from counters, so
-that no rank has a state of its own. Datasets that are read in order have a plan of their own: see shard_streams.py.
+that no rank has a state of its own. Each rank has as many samples of a step, or in proportion to weights, such as
+their speeds; positions are handed out in the order of the ranks. Datasets that are read in order have a plan of their
+own: see shard_streams.py.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import torch
 from ..numerics import noise_scale
 from ..numerics.batch import micros_of, slice_of, step_of
 from .permutation import Permutation
-from .shares import Shares
 
 COMPUTED_FROM = 1 << 22
 """Samples from which the order of a shuffled pass is computed, not drawn: there it would take 34 MB on each rank."""
@@ -230,3 +231,45 @@ class MicroBatches:
     def _take(self, positions: range) -> tuple[int, ...]:
         chosen = self._indices[positions.start : positions.stop]
         return tuple(chosen.tolist() if isinstance(chosen, torch.Tensor) else chosen)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shares:
+    """Of one rank among all of a world."""
+
+    ranks: int = 1
+    """Those that compute on samples of their own: replicas of the model."""
+    rank: int = 0
+    each: int = 1
+    """Every rank's number of samples is a multiple of it, as a step's is."""
+    weights: tuple[int, ...] = ()
+    """How the ranks' parts relate to each other, by rank, from 0; (): all have as many, but for one, the first ones
+    more."""
+
+    def of(self, total: int, short: bool = False, rank: int | None = None) -> range:
+        """Of the positions of a step of so many samples a rank's, this one's if none is said; perhaps none.
+
+        short: other steps have more; then nobody has a single sample where that can be, for batch normalisation refuses
+        it.
+        """
+        rank = self.rank if rank is None else rank
+        if self.weights:
+            return self._weighted(total, short, rank)
+        few = max(1, total // 2) if short and self.each == 1 and total < 2 * self.ranks else self.ranks
+        return slice_of(total, few, rank, self.each) if rank < few else range(total, total)
+
+    def of_all(self, total: int, short: bool = False) -> list[int]:
+        """How many each rank has."""
+        return [len(self.of(total, short, rank)) for rank in range(self.ranks)]
+
+    def largest(self, total: int, short: bool = False) -> Shares:
+        """Those of the rank that has most of such a step."""
+        sizes = self.of_all(total, short) if self.weights else [total]
+        return dataclasses.replace(self, rank=sizes.index(max(sizes)))
+
+    def _weighted(self, total: int, short: bool, rank: int) -> range:
+        unit = 2 if short and self.each == 1 < total else self.each
+        units, whole = total // unit, sum(self.weights)
+        # Rounded where two parts meet: nobody is off by more than one.
+        ends = (units * sum(self.weights[:before]) // whole for before in (rank, rank + 1))
+        return range(*(total if end == units else end * unit for end in ends))

@@ -69,7 +69,6 @@ class HoldDriver(Driver):
             super()._message(kind, name, message)
 
     def _tell_came(self, kind: str, name: str, message: Message) -> None:
-        """What `selastic tell` says."""
         if message.get("type") == "ready":
             self._event(JoinReady(name_of(message, "join")))
         elif message.get("type") == "figure" and isinstance(per_s := message.get("per_s"), float):
@@ -85,13 +84,11 @@ class HoldDriver(Driver):
     # --- actions ----------------------------------------------------------------------------------------------
 
     def _env(self, **own: str) -> dict[str, str]:
-        """What all commands find."""
         nodes = sum(len(piece.nodes) for piece in self._machine.context.pieces)
         given = {"SELASTIC_ADDRESS": self._options.host, "SELASTIC_NODES": str(nodes), "SELASTIC_NODE_INDEX": "0"}
         return {**given, TOLD_KEY: self._told_key, TOLD_PORT: str(self._told.port), **own}
 
     def _start(self, command: tuple[str, ...], ended: Callable[[Ended], None], **own: str) -> Any:
-        """Start one here."""
         env = {**self._commands.env, **self._env(SELASTIC_HEAD=self._options.host, **own)}
         return self._children.start([*RUN, *command], env, ended, inherit=True)
 

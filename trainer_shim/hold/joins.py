@@ -24,8 +24,6 @@ SIGTERM_CODE = 128 + 15
 
 @dataclass(frozen=True, slots=True)
 class HoldLimits(Limits):
-    """Times in seconds."""
-
     warm_up_s: float = 120.0
     drain_s: float = 60.0
     """What the leave command and the join command that is told to end have together."""
@@ -182,7 +180,6 @@ class Joins(Part[Held]):
             context.timers.set(JoinReady(join.name), context.now + SETTLED_S)
 
     def _forget(self, node: NodeKey) -> None:
-        """What ran there is gone."""
         if (join := self._context.joined.pop(node, None)) is not None:
             self._context.timers.cancel(JoinReady(join.name))
 

@@ -78,13 +78,11 @@ class OwnLoop:
     # -- before the loop -----------------------------------------------------------------------------------------
 
     def replicate(self, model: Any, options: dict[str, Any], layout: Layout) -> Any:
-        """What job.replicate() does."""
         self._check("job.replicate()", model, layout)
         check_has_values("job.replicate()", model)
         return self._add("job.replicate()", Replica(model, options, self._strategy))
 
     def shard(self, model: Any, options: dict[str, Any], layout: Layout) -> Any:
-        """What job.shard() does."""
         from ..parallel.own_shards import OwnShards  # which costs an import
 
         device = self._session.device
@@ -161,7 +159,6 @@ class OwnLoop:
     # -- the boundary --------------------------------------------------------------------------------------------
 
     def next(self, steps: int | None) -> bool:
-        """What job.next() does."""
         session = self._session
         if self._over_data:
             raise TrainingError(
@@ -310,7 +307,6 @@ class OwnLoop:
     # -- in an iteration -----------------------------------------------------------------------------------------
 
     def share(self, total: int, each: int) -> Share:
-        """What job.share() does."""
         if not self._open or self._over_data:
             raise TrainingError("job.share() was called before job.next(); begin the loop with `while job.next():`")
         if not isinstance(total, int) or total < 1:
@@ -334,7 +330,6 @@ class OwnLoop:
         return share
 
     def weigh(self, weight: float) -> None:
-        """What job.weigh() does."""
         session, strategy = self._session, self._strategy
         if not self._open or not strategy.shared:
             raise TrainingError(

@@ -53,7 +53,6 @@ class LeftGradients:
         self._hooks: list[Any] = []
 
     def begin(self) -> None:
-        """An iteration begins."""
         self._rounds = self._rounds_now()
 
     def _rounds_now(self) -> list[Any]:

@@ -199,7 +199,6 @@ class Agent:
         self._loop.watch(dump, lambda: self._dumped(child))
 
     def _become_worker(self, output: int, verdict: int, dump: int, env: dict[str, str], sockets: str) -> None:
-        """In the child: never returns."""
         try:
             self._loop.leave_in_child()
             self._connection.forget()

@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ..control.background_writer import TOO_SLOW, GuardedOutput, lines_in
 from ..control.connection import Connection
 from ..control.event_loop import Loop
-from ..control.guarded_output import TOO_SLOW, GuardedOutput, lines_in
 
 MAX_WAITING = 4 << 20
 LAST_LINES_S = 3.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -24,7 +25,6 @@ from ..data.sampling import Micro
 from ..world.agreement import NO_VOTE, VOTE_SIZE, WEIGHT, Tally, TallyReader, Vote, attempt
 from ..world.process_group import World
 from .compiled import Calls, total
-from .exposed_communication import ExposedCommunication
 from .gradient_norms import GradientNorms, Squares
 from .reduction.base import ByBucket
 from .reduction.mean import Mean
@@ -329,3 +329,43 @@ class Replicated(Strategy):
             return Tally.of_mean(ranks, copy.tolist())
 
         return read
+
+
+class ExposedCommunication:
+    """How long a step's gradients travel while its rank computes nothing: `ready` when all own gradients are computed,
+    `done` after backward, `seconds` at any time. On a GPU by two events, read when they have passed."""
+
+    def __init__(self) -> None:
+        self._ready: Any = None
+        self._passing: tuple[Any, Any] | None = None
+        self._seconds = 0.0
+
+    def ready(self, cuda: bool) -> None:
+        """This rank's own gradients are complete (on a GPU: when the current stream gets there)."""
+        self._ready = _mark(cuda)
+
+    def done(self) -> None:
+        """The mean over all ranks is there (on a GPU: for whatever comes next in its stream)."""
+        ready, self._ready = self._ready, None
+        if ready is None:
+            self._seconds = 0.0
+        elif isinstance(ready, float):
+            self._seconds = time.perf_counter() - ready
+        elif self._passing is None:
+            self._passing = (ready, _mark(cuda=True))
+
+    def seconds(self) -> float:
+        """Of the last step for which it is known; 0: not known."""
+        if self._passing is not None and self._passing[1].query():
+            begun, ended = self._passing
+            self._passing = None
+            self._seconds = begun.elapsed_time(ended) / 1000
+        return self._seconds
+
+
+def _mark(cuda: bool) -> Any:
+    if not cuda:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event

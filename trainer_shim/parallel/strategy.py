@@ -100,7 +100,6 @@ class Strategy(ABC):
         return reader().weight
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
-        """Multiply all gradients."""
         for parameter in self.module.parameters():
             if parameter.grad is not None:
                 getattr(parameter.grad, "_local_tensor", parameter.grad).mul_(factor)
@@ -190,7 +189,6 @@ class Wrapped:
 
     @property
     def module(self) -> nn.Module:
-        """The module that was wrapped."""
         module: nn.Module = self._parallel.module
         return module
 

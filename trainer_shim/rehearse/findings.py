@@ -144,7 +144,6 @@ def _named(names: list[str]) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as text."""
     width = max(len(row.name) for row in rows)
     return "\n".join(f"{'ok  ' if row.held else 'FAIL'}  {row.name:{width}}  {row.detail}".rstrip() for row in rows)
 

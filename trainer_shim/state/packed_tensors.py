@@ -64,7 +64,6 @@ def pack(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def unpack(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The inverse of pack."""
     return rebuilt(value, lambda leaf: tensors[leaf.number] if isinstance(leaf, Slot) else leaf)
 
 

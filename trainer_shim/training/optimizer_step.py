@@ -45,7 +45,6 @@ class OptimizerSteps:
         self._watch = Watch(self.optimizers, kept, training)
 
     def end(self) -> None:
-        """The training is over."""
         if self._watch is not None:
             self._watch.end()
 

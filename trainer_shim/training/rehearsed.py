@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from ..checkpoint.schedule import Saving
+from ..checkpoint.snapshots import Saving
 from ..data.loader import Feed
 from ..data.sampling import mix
 from ..data.shard_streams import Shards
@@ -178,7 +178,6 @@ class Rehearsed:
         return made
 
     def entered(self) -> None:
-        """A world is complete."""
         module = self._session.model().module
         for name, part in module.named_modules():
             kind = type(part).__name__

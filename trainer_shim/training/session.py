@@ -23,8 +23,7 @@ from ..checkpoint.files import Found
 from ..checkpoint.snapshots import Snapshots
 from ..control.worker_client import ComingWorld
 from ..data.loader import Feed, spare_loader_workers
-from ..data.sampling import Micro, Slicing, positions_of
-from ..data.shares import Shares
+from ..data.sampling import Micro, Shares, Slicing, positions_of
 from ..numerics.batch import slice_of
 from ..parallel.gradient_norms import Arriving
 from ..parallel.strategy import Strategy

@@ -68,7 +68,6 @@ class Files:
             self._busy = before
 
     def wrote(self, path: Any) -> None:
-        """A file is written."""
         if self._busy or not isinstance(path, (str, os.PathLike)):
             return
         whole = self._here / os.fsdecode(path)

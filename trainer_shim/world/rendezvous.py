@@ -65,8 +65,6 @@ BROKEN_WORDS = ("gloo", "nccl", "connection closed", "connection reset", "broken
 
 
 class Membership:
-    """See the module."""
-
     def __init__(self, environ: MutableMapping[str, str] = os.environ, layout: Layout = WHOLE) -> None:
         """layout: of every world. Raises TrainingError when a fixed world is not whole replicas."""
         self.layout = layout

@@ -51,7 +51,6 @@ def overlap(one: Box, other: Box) -> Box | None:
 
 
 def size_of(box: Box) -> int:
-    """Number of elements."""
     return math.prod(max(0, end - first) for first, end in box)
 
 

@@ -22,7 +22,6 @@ ASK_S = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `selastic config`."""
     commands = parser.add_subparsers(dest="config_command", required=True, metavar="show|check")
     show = commands.add_parser("show", help="print every setting with its value, defaults filled in")
     show.add_argument("--json", action="store_true", help="as JSON")

@@ -37,7 +37,6 @@ What would have come of last month, were every job elastic, on 16 nodes of 4 GPU
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `selastic simulate`."""
     from ...planner.settings import FIRST_SIZES
     from ...planner.settings import PlannerSettings as Shipped
     from ...simulator.traces.sacct import COMMAND

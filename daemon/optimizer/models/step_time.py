@@ -138,7 +138,6 @@ class Configurations:
 
     @cached_property
     def job_of_size(self) -> Array:
-        """The job of each size."""
         return np.arange(len(self.sizes) - 1).repeat(self.sizes[1:] - self.sizes[:-1])
 
     def points(self) -> list[tuple[int, int, int]]:

@@ -157,7 +157,6 @@ class ThroughputModel:
         return self.fed.longer(formed_s * math.exp(max(-LARGEST_LOG, min(LARGEST_LOG, line))), samples)
 
     def throughput(self, gpus: int, nodes: int, batch: int) -> float:
-        """Samples per second."""
         return batch / self.step_time(gpus, nodes, batch)
 
     def throughputs(self, points: Sequence[tuple[int, int, int]]) -> list[float]:

@@ -37,8 +37,6 @@ def some(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Times in seconds."""
-
     agents_s: float = 120.0
     """From starting the agents to their connection; nodes that stay silent longer are left out."""
     warm_up_s: float = 900.0
@@ -81,8 +79,6 @@ class Timers:
 
 
 class Holding:
-    """See the module."""
-
     def __init__(self, pieces: tuple[Piece, ...], limits: Limits | None = None) -> None:
         """pieces: the base first, its batch host first."""
         self.limits = limits or Limits()

@@ -31,8 +31,6 @@ NodeKey = tuple[int, str]
 
 
 class State(Enum):
-    """See the module."""
-
     ASKED = "asked"
     GRANTED = "granted"
     STARTING = "starting"

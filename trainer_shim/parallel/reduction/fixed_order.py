@@ -1,21 +1,21 @@
 """The mean over all samples, added up in an order that does not depend on the ranks: one tree over numbered shards.
 
-Each rank hands in the gradient of each of its shards, as sums that the tree has in it (numerics/fixed_order.py). Then
-every rank adds up one stretch of the elements over all ranks' sums, and gives it to all. Which element is added up
-where changes nothing in how it is. Limits: nothing travels before all is there; up to log2(shards) gradients are held.
+Each rank hands in the gradient of each of its shards, as sums that the tree has in it. Then every rank adds up one
+stretch of the elements over all ranks' sums, and gives it to all. Every addition is one of the tree's, so the result is
+the same to the last bit however the shards are shared out; a sibling stands for one that is absent. Limits: nothing
+travels before all is there; up to log2(shards) gradients are held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from ...data.sampling import Micro
 from ...numerics.batch import loss_scale, slice_of
-from ...numerics.fixed_order import Node, nodes_of, put, total
 from ...state.packed_tensors import buckets_of
 from .base import Reduction
 
@@ -88,3 +88,37 @@ def _exchange(
 def _add(left: Gradients, right: Gradients) -> Gradients:
     torch._foreach_add_(left, right)
     return left
+
+
+Value = TypeVar("Value")
+Node = tuple[int, int]
+"""Level, from 0 for leaves, and place in it: (l, i) is the sum of (l - 1, 2 i) and (l - 1, 2 i + 1)."""
+
+
+def put(held: dict[Node, Value], leaf: int, value: Value, add: Callable[[Value, Value], Value]) -> None:
+    """Add a leaf, and all sums that it completes. A rank's leaves come in ascending order."""
+    level, place = 0, leaf
+    while place & 1 and (level, place - 1) in held:
+        value = add(held.pop((level, place - 1)), value)
+        level, place = level + 1, place // 2
+    held[level, place] = value
+
+
+def nodes_of(leaves: Iterable[int]) -> list[Node]:
+    """What is held once these leaves, ascending, have been put."""
+    held: dict[Node, None] = {}
+    for leaf in leaves:
+        put(held, leaf, None, lambda left, right: None)
+    return sorted(held)
+
+
+def total(held: dict[Node, Value], leaves: int, add: Callable[[Value, Value], Value]) -> Value | None:
+    """The sum over all of `leaves` leaves, from nodes that make them up; None without any."""
+
+    def at(level: int, place: int) -> Value | None:
+        if (level, place) in held or level == 0:
+            return held.get((level, place))
+        left, right = at(level - 1, 2 * place), at(level - 1, 2 * place + 1)
+        return left if right is None else right if left is None else add(left, right)
+
+    return at(max(0, leaves - 1).bit_length(), 0)

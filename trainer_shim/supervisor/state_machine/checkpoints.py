@@ -8,12 +8,13 @@ the last report.
 
 from __future__ import annotations
 
+import math
+
 from slurm_elastic.protocol.messages import CHECKPOINTS, Rate
 
 from ...allocation.pieces.actions import Print, Tell
 from ...allocation.pieces.events import Registered, RequeueAsked
 from ...allocation.pieces.holding import Handlers, Part
-from ...numerics.checkpoint_interval import interval_s
 from . import events
 from .context import Mode, SupervisorContext, number
 from .events import CheckpointTimer
@@ -137,3 +138,28 @@ class Checkpoints(Part[SupervisorContext]):
 
 def _alike(one: float, other: float) -> bool:
     return max(one, other) <= CHANGED * min(one, other)
+
+
+LEAST_S, MOST_S = 60.0, 3600.0
+WRITING = 0.1
+"""Most of the time that is spent writing, beside the training."""
+
+
+def daly_s(cost_s: float, between_s: float) -> float:
+    """t = sqrt(2 c M) (1 + sqrt(c / 2M) / 3 + (c / 2M) / 9) - c where c < 2M, else M; both are positive.
+
+    c: seconds that the training stands still for a checkpoint; M: mean seconds between what makes it go back to one,
+    one by one. Source: J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS
+    22 (2006); its first term is J. W. Young's (CACM 17, 1974)."""
+    ratio = cost_s / (2.0 * between_s)
+    if ratio >= 1.0:
+        return between_s
+    return math.sqrt(2.0 * cost_s * between_s) * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - cost_s
+
+
+def interval_s(cost_s: float, write_s: float, between_s: float, otherwise_s: float) -> float:
+    """Seconds between two checkpoints that cost a pause of `cost_s` and are written in `write_s`; `otherwise_s` while
+    no cost was measured or no failure was observed (`between_s` is 0)."""
+    if cost_s <= 0 or between_s <= 0:
+        return otherwise_s
+    return min(MOST_S, max(LEAST_S, write_s / WRITING, daly_s(cost_s, between_s)))

@@ -6,19 +6,19 @@ the job uses, and every doubt ends in a restart from the last checkpoint, a boun
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from slurm_elastic.protocol.bottleneck import Pace
 from slurm_elastic.protocol.json_lines import LARGEST, Message
 from slurm_elastic.protocol.messages import Piece, Unreached
 
 from ...allocation.pieces.holding import Holding, Limits
-from ...allocation.pieces.table import ADDED, Change, NodeKey
+from ...allocation.pieces.table import ADDED, Change, NodeKey, nodes_of
 from . import actions, events
 from .events import DisconnectedTimer, KillTimer, RollBackTimer
-from .workers import Worker, WorkerGroup
 
 CHECKPOINT_S = 600.0
 """Between two checkpoints, while nothing is known that says how often is best."""
@@ -37,8 +37,6 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunLimits(Limits):
-    """Times in seconds."""
-
     kill_s: float = 15.0
     """From a kill to the process's end; a node that stays silent longer is given up."""
     world_s: float = 120.0
@@ -309,3 +307,56 @@ def figures(message: Message) -> dict[str, Any]:
     """What a happening holds of a worker's message."""
     found: dict[str, Any] = {"pause_s": number(message["pause_s"])} if "pause_s" in message else {}
     return found | {name: int(number(message.get(name))) for name in ("step", "samples") if name in message}
+
+
+@dataclass(slots=True)
+class Worker:
+    name: str
+    agent: NodeKey
+    index: int
+    ready: bool = False
+    ending: bool = False
+    """It was killed or dismissed; only its exit is awaited."""
+    quiesced: bool = False
+    done: bool = False
+    """Its training loop is over, or was left."""
+    finished: bool = False
+    """... and every epoch was done."""
+    exited: bool = False
+    error: str = ""
+    config: dict[str, object] = field(default_factory=dict)
+    pace: Pace | None = None
+    """Its latest, in the current world."""
+
+    @property
+    def unit(self) -> int:
+        """Ranks that hold one replica of its model together, as its script said."""
+        size = self.config.get("unit")
+        return size if isinstance(size, int) and size > 0 else 1
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether it takes another batch in the world that it is in; 0.2.0's do not."""
+        return self.config.get("takes_batches") is True
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGroup:
+    """One process group: its members in rank order."""
+
+    generation: int
+    members: tuple[str, ...]
+    batch: int
+    source: str
+    in_place: bool = False
+    """It is the group before it, with another batch."""
+
+
+def ranked(workers: Sequence[Worker], pieces: Iterable[Piece]) -> tuple[str, ...]:
+    """Names of the workers in rank order. Those outside the pieces are left out, and the last ones that make up no
+    whole model-parallel unit."""
+    place = {key: position for position, key in enumerate(nodes_of(pieces))}
+    inside = [worker for worker in workers if worker.agent in place]
+    unit = max((worker.unit for worker in inside), default=1)
+    inside.sort(key=lambda worker: (place[worker.agent], worker.index))
+    return tuple(worker.name for worker in inside[: len(inside) // unit * unit])

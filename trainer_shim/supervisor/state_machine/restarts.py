@@ -14,9 +14,8 @@ from ...allocation.pieces.table import NodeKey, nodes_of
 from ...control.worker_client import EXIT_LOST
 from . import events
 from .actions import Kill
-from .context import Mode, SupervisorContext, figures, number
+from .context import Mode, SupervisorContext, Worker, figures, number, ranked
 from .events import CheckpointTimer, CulpritTimer, DisconnectedTimer, KillTimer, LastCheckpointTimer, RollBackTimer
-from .workers import Worker, ranked
 
 KILLED = 128
 SIGKILLED = KILLED + 9

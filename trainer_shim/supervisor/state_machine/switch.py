@@ -24,8 +24,7 @@ from ...allocation.pieces.holding import Handlers, Part
 from ...allocation.pieces.table import ADDED, State
 from . import events
 from .actions import Send
-from .context import Mode, SupervisorContext, Switch, figures, number
-from .workers import ranked
+from .context import Mode, SupervisorContext, Switch, figures, number, ranked
 
 
 class Switches(Part[SupervisorContext]):

@@ -18,9 +18,8 @@ from ...numerics.patience import LONGEST_PATIENCE_S, patience
 from .. import hang_detection as hangs
 from . import events
 from .actions import AskStacks, ForwardReport, Send
-from .context import Mode, SupervisorContext, number
+from .context import Mode, SupervisorContext, Worker, number
 from .events import HangEndTimer, HangTimer, StacksTimer, StalledSaveTimer
-from .workers import Worker
 
 ANSWER_S = 6.0
 """How long the agents' answers are awaited."""

@@ -9,8 +9,7 @@ from pathlib import Path
 from waiting import wait_until
 
 from slurm_elastic.trainer_shim.control import background_writer
-from slurm_elastic.trainer_shim.control.background_writer import BackgroundWriter
-from slurm_elastic.trainer_shim.control.guarded_output import GuardedOutput
+from slurm_elastic.trainer_shim.control.background_writer import BackgroundWriter, GuardedOutput
 
 
 def test_lost_lines_are_counted_and_told_once(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slurm_elastic.trainer_shim.data.input_wait import InputWait
+from slurm_elastic.trainer_shim.training.step_meter import InputWait
 
 
 class Stream:

@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.trainer_shim.data.loader import Feed, asked_together, of_tensors, to_device
-from slurm_elastic.trainer_shim.data.sampling import Micro, MicroBatches, Slicing, mix, order
-from slurm_elastic.trainer_shim.data.shares import Shares
+from slurm_elastic.trainer_shim.data.sampling import Micro, MicroBatches, Shares, Slicing, mix, order
 from slurm_elastic.trainer_shim.numerics.batch import step_of
 
 

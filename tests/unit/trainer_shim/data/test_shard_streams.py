@@ -18,9 +18,8 @@ from torch.utils.data import IterableDataset
 import slurm_elastic.trainer_shim as elastic
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.trainer_shim.data.loader import Feed
-from slurm_elastic.trainer_shim.data.sampling import Slicing
+from slurm_elastic.trainer_shim.data.sampling import Shares, Slicing
 from slurm_elastic.trainer_shim.data.shard_streams import Lanes, StreamMicroBatches, Unread
-from slurm_elastic.trainer_shim.data.shares import Shares
 from slurm_elastic.trainer_shim.numerics.batch import step_of
 
 

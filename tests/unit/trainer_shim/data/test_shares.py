@@ -8,9 +8,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.trainer_shim.data.sampling import MicroBatches, Slicing, order
+from slurm_elastic.trainer_shim.data.sampling import MicroBatches, Shares, Slicing, order
 from slurm_elastic.trainer_shim.data.shard_streams import StreamMicroBatches
-from slurm_elastic.trainer_shim.data.shares import Shares
 from slurm_elastic.trainer_shim.numerics.batch import step_of
 
 weights = st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any).map(tuple)

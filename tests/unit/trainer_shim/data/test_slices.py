@@ -15,9 +15,8 @@ from torch.utils.data import TensorDataset
 from worker_harness import SCRIPT, Control, Zygote, alone, difference, result
 
 import slurm_elastic.trainer_shim as elastic
-from slurm_elastic.trainer_shim.data.sampling import Micro, MicroBatches, Slicing, order
+from slurm_elastic.trainer_shim.data.sampling import Micro, MicroBatches, Shares, Slicing, order
 from slurm_elastic.trainer_shim.data.shard_streams import StreamMicroBatches
-from slurm_elastic.trainer_shim.data.shares import Shares
 
 EPOCHS = SCRIPT.with_name("own_epochs_train.py")
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from slurm_elastic.trainer_shim.node.torchrun_hints import hint
+from slurm_elastic.trainer_shim.node.worker_process import hint
 
 HERE = Path(__file__).name
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from slurm_elastic.trainer_shim.numerics.checkpoint_interval import LEAST_S, MOST_S, daly_s, interval_s
+from slurm_elastic.trainer_shim.supervisor.state_machine.checkpoints import LEAST_S, MOST_S, daly_s, interval_s
 
 
 def lost(every_s: float, cost_s: float, between_s: float) -> float:

@@ -13,10 +13,9 @@ from worker_harness import Start, Zygote, alone, result
 
 import slurm_elastic.trainer_shim as elastic
 from slurm_elastic.protocol.errors import TrainingError
-from slurm_elastic.trainer_shim.data.sampling import Slicing, positions_of
-from slurm_elastic.trainer_shim.data.shares import Shares
+from slurm_elastic.trainer_shim.data.sampling import Shares, Slicing, positions_of
 from slurm_elastic.trainer_shim.numerics.batch import slice_of
-from slurm_elastic.trainer_shim.numerics.fixed_order import Node, nodes_of, put, total
+from slurm_elastic.trainer_shim.parallel.reduction.fixed_order import Node, nodes_of, put, total
 
 SCRIPT = (
     "--dtype",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slurm_elastic.trainer_shim.parallel import exposed_communication
-from slurm_elastic.trainer_shim.parallel.exposed_communication import ExposedCommunication
+from slurm_elastic.trainer_shim.parallel import ddp
+from slurm_elastic.trainer_shim.parallel.ddp import ExposedCommunication
 
 
 def test_on_a_cpu_it_is_the_time_from_the_last_gradient_to_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing where no bucket was sent: a micro batch that is not its step's last, or one rank alone."""
     now = iter([10.0, 10.25])
-    monkeypatch.setattr(exposed_communication.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(ddp.time, "perf_counter", lambda: next(now))
     measure = ExposedCommunication()
     assert measure.seconds() == 0.0
     measure.ready(cuda=False)

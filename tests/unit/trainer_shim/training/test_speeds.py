@@ -15,7 +15,7 @@ from waiting import wait_until
 from worker_harness import SCRIPT, Control, Zygote, alone, difference, result
 
 import slurm_elastic.trainer_shim as elastic
-from slurm_elastic.trainer_shim.data.shares import Shares
+from slurm_elastic.trainer_shim.data.sampling import Shares
 from slurm_elastic.trainer_shim.training import audit
 from slurm_elastic.trainer_shim.training.speeds import GAIN, Speeds, of_device, weights_of
 from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS

@@ -9,9 +9,8 @@ from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.trainer_shim.allocation.pieces.actions import LaunchAgents, QuitAgent
 from slurm_elastic.trainer_shim.allocation.pieces.events import AgentLost, AgentUp, CompanionGranted, Event, StepEnded
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import RecordGeneration, Send
-from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits, Worker, ranked
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import WorkerExit, WorkerMessage
-from slurm_elastic.trainer_shim.supervisor.state_machine.workers import Worker, ranked
 
 
 def test_first_world_forms_when_the_last_worker_is_ready() -> None:
