@@ -76,7 +76,7 @@ class LimitRelief:
 
 
 _Rank = tuple[bool, float, int, float, float, int, str, tuple[Unit, ...]]
-"""(not required, GPUs taken (half as many where nobody trains on them yet), not free yet, minus the fullness of who
+"""(not required, what it costs those who give (`_cost`), not free yet, minus the fullness of who
 gives, minus how much the slowest node given up holds its job back, GPUs left over, node, units to give up)."""
 _FEW = 8
 """Units on one node up to which every combination is tried."""
@@ -196,7 +196,7 @@ class _Maker:
                 self.bundles[unit] = (giver.job_id, bundle)
                 self.on_node.setdefault(unit[1], []).append(unit)
         self.with_gpus |= self.on_node.keys()
-        self._ok: dict[tuple[int, frozenset[Unit]], bool] = {}
+        self._rests: dict[tuple[int, frozenset[Unit]], int] = {}
         self._nodes: dict[NeedPart, list[str]] = {}
         self._possible: dict[NeedPart, list[str]] = {}
         self._reach: dict[tuple[NeedPart, ...], tuple[frozenset[str], frozenset[str]]] = {}
@@ -241,10 +241,9 @@ class _Maker:
                 units = self._closed(trial, heads)
                 share = self.relief.share(owner, units, trial.dropped, lacks) if units else 0.0
                 if share > 0.0:
-                    gpus = sum(self._gpus(unit) for unit in units)
                     useless = not wanted.issuperset(node for _, node in units)
                     fair = -self._fullness(units), -self._slowness(units)
-                    ranked.append(((-share, gpus, useless, *fair), units))
+                    ranked.append(((-share, self._cost(trial, units), useless, *fair), units))
         return [units for _, units in sorted(ranked)]
 
     def attempt(self, trial: _Try, need: Need) -> _Try | None:
@@ -316,7 +315,7 @@ class _Maker:
         best: tuple[float, float, float, int, tuple[Unit, ...]] | None = None
         for units in self._ways(trial, name, part.amount, have):
             freed = self._freed(trial, units, name)
-            cost = sum(self._gpus(unit) * (0.5 if unit in self.untrained else 1.0) for unit in units)
+            cost = self._cost(trial, units)
             surplus = (have + freed).gpus - part.amount.gpus
             key = (cost, -self._fullness(units), -self._slowness(units), surplus, units)
             if best is None or key < best:
@@ -363,18 +362,34 @@ class _Maker:
         """What the slowest of these nodes costs its job in every step."""
         return max((self.givers[self.bundles[unit][0]].slow.get(unit[1], 0.0) for unit in units), default=0.0)
 
+    def _cost(self, trial: _Try, units: Collection[Unit]) -> float:
+        """GPUs that those who give have less by these units: half as many where nobody trains on them yet, and what
+        they cannot use any more, for they come to rest on the next smaller size that they accept."""
+        given, lost = sum(self._gpus(unit) * (0.5 if unit in self.untrained else 1.0) for unit in units), 0
+        for job, gone in self._by_job(units).items():
+            before = trial.dropped.get(job, frozenset())
+            of_units = sum(self._gpus(unit) for unit in gone)
+            lost += max(0, self._rest(job, before) - self._rest(job, before | gone) - of_units)
+        return given + lost
+
     def _may(self, trial: _Try, units: Iterable[Unit]) -> bool:
         """Whether everyone who gives can still come to rest on a size that it accepts."""
+        by_job = self._by_job(units)
+        return all(self._rest(job, trial.dropped.get(job, frozenset()) | gone) for job, gone in by_job.items())
+
+    def _by_job(self, units: Iterable[Unit]) -> dict[int, frozenset[Unit]]:
         by_job: dict[int, set[Unit]] = {}
         for unit in units:
             by_job.setdefault(self.bundles[unit][0], set()).add(unit)
-        return all(self._rests(job, trial.dropped.get(job, frozenset()) | gone) for job, gone in by_job.items())
+        return {job: frozenset(gone) for job, gone in by_job.items()}
 
-    def _rests(self, job_id: int, gone: frozenset[Unit]) -> bool:
+    def _rest(self, job_id: int, gone: frozenset[Unit]) -> int:
+        """The most GPUs that it can go on with; 0: there is no size that it accepts."""
         key = (job_id, gone)
-        if key not in self._ok:
-            self._ok[key] = bool(self.givers[job_id].sizes & shrinks(self.givers[job_id], gone).keys())
-        return self._ok[key]
+        if key not in self._rests:
+            giver = self.givers[job_id]
+            self._rests[key] = max(giver.sizes & shrinks(giver, gone).keys(), default=0) if gone else giver.gpus
+        return self._rests[key]
 
     def _give(self, trial: _Try, units: Iterable[Unit]) -> None:
         for unit in units:

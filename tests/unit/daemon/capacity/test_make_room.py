@@ -14,7 +14,10 @@ from slurm_elastic.daemon.capacity.make_room import make_room
 from slurm_elastic.daemon.capacity.pending_jobs import NeedPart, needs
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.capacity.shrink_options import shrinks
+from slurm_elastic.daemon.capacity.slurm_limits import LimitUsage
+from slurm_elastic.daemon.slurm.accounting import SlurmLimit
 from slurm_elastic.daemon.slurm.model import Snapshot
+from slurm_elastic.daemon.slurm.site import Site
 
 
 def test_idle_gpus_are_kept_for_a_job_that_fits_on_them() -> None:
@@ -76,6 +79,23 @@ def test_size_rules_are_kept_while_giving() -> None:
     made = room(cluster.snapshot())
     assert made.served[0].need.job_id == 2
     assert set(shrinks(giver(sort_jobs(cluster.snapshot()), 1), made.forced[1])) & {8, 16} == {8}
+
+
+@pytest.mark.parametrize("limits", [(), (SlurmLimit("lab", tres={"gres/gpu": 8.0}),)])
+def test_what_a_job_could_not_use_any_more_counts_as_given(limits: tuple[SlurmLimit, ...]) -> None:
+    """Three GPUs are needed, as nodes or of a limit. Without its companion of three a job of eight would be left with
+    five, and train on one. It gives the one of four, and trains on four."""
+    cluster = Cluster(3 if limits else 2)
+    cluster.run(1, "n1", 1, REQUEST)
+    cluster.companion(2, 1, "n1", 3)
+    cluster.companion(3, 1, "n2", 4)
+    cluster.wait(9, 1, 3)
+    snapshot = cluster.snapshot()
+    roster = sort_jobs(snapshot)
+    powers_of_two = replace(giver(roster, 1), sizes=frozenset({1, 2, 4, 8, 16}))
+    usage = LimitUsage(Site(limits=limits), snapshot.jobs.values())
+    made = make_room(snapshot, Ledger.of(snapshot), [powers_of_two], needs(snapshot, roster), usage)
+    assert made.forced == {1: frozenset({(3, "n2")})}
 
 
 def test_the_one_that_holds_most_gives_first() -> None:
