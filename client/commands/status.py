@@ -5,6 +5,7 @@ nothing: the daemon is asked, never Slurm.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ from slurm_elastic.protocol.answers.record import columns
 from slurm_elastic.protocol.answers.status import JobStatus, StatusTable
 from slurm_elastic.protocol.errors import ConfigError, ElasticError
 from slurm_elastic.protocol.text import tables
-from slurm_elastic.protocol.text.times import parse_time
+from slurm_elastic.protocol.text.times import duration_s, parse_time
 
 from .. import options
 
@@ -90,10 +91,8 @@ def _field(name: str) -> tables.Field:
 def _natural(text: str) -> tuple[float, str]:
     """Numbers and durations by their size, before words."""
     number = re.match(r"\(?(-?\d+(?:\.\d+)?)(?![\d:-])", text)
-    clock = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
-    if clock:
-        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
-        return ((days * 24.0 + hours) * 60 + minutes) * 60 + seconds, ""
+    with contextlib.suppress(ValueError):
+        return float(duration_s(text)), ""
     return (float(number[1]) if number else float("inf")), text
 
 

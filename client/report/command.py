@@ -12,13 +12,13 @@ import math
 import secrets
 import sys
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 
-from slurm_elastic.protocol.answers.history import Usage, UsageJob
+from slurm_elastic.protocol.answers.history import Allocation, Usage, UsageJob
 from slurm_elastic.protocol.answers.record import Column, about, columns, made_from, record, shown_id
 from slurm_elastic.protocol.api.routes import WindowQuery
 from slurm_elastic.protocol.errors import ConfigError, ElasticError
@@ -26,8 +26,6 @@ from slurm_elastic.protocol.text.tables import digits
 from slurm_elastic.protocol.text.times import span
 
 from .. import options
-from . import figures
-from .figures import Stretch, clipped
 
 BY = ("job", "user", "account", "month", "cluster")
 
@@ -63,6 +61,43 @@ class UsageHours(Usage):
     """How jobs have gone over a window, with their hours."""
 
     hours: tuple[Hours, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """An allocation, cut to the window; times in unix seconds."""
+
+    allocation: Allocation
+    job_id: int
+    gpus: int
+    start: float
+    end: float
+    samples: float
+    """Its share of the allocation's."""
+    pause_s: float
+    """Of the resize that began it; 0 where that was before the window."""
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.gpus * self.seconds / 3600
+
+
+def clipped(rows: Iterable[Allocation], start: float, end: float) -> list[Stretch]:
+    """The parts of the rows that lie within [start, end]."""
+    found = []
+    for row in rows:
+        began = row.start or 0.0
+        left, right = max(start, began), min(end, end if row.end is None else row.end)
+        if right <= left:
+            continue
+        samples = (row.samples or 0) * (min(1.0, (right - left) / row.elapsed_s) if row.elapsed_s else 1.0)
+        pause_s = (row.pause_s or 0.0) if left == began else 0.0
+        found.append(Stretch(row, row.job_id, row.gpus, left, right, samples, pause_s))
+    return found
 
 
 def hours(usage: Usage, by: str) -> list[Hours]:
@@ -159,10 +194,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_job_filters(parser)
     options.add_window_options(parser, "from when (default: a day ago, with -j: ever)")
     parser.add_argument("--by", choices=BY, default="job", help="a row for each of these (default: job)")
-    form = parser.add_mutually_exclusive_group()
     page = "write a page here instead; - or nothing: to standard output"
-    form.add_argument("--page", "--html", metavar="FILE", nargs="?", const="-", help=page)
-    form.add_argument("--text", action="store_true", help="print the page's key figures only, as text")
+    parser.add_argument("--page", "--html", metavar="FILE", nargs="?", const="-", help=page)
     options.add_output_options(parser, FIELDS, DEFAULT)
 
 
@@ -179,9 +212,7 @@ def run(args: argparse.Namespace) -> int:
     kept = {job.job_id for job in jobs}
     rows = tuple(row for row in usage.allocations if row.job_id in kept)
     usage = replace(usage, jobs=tuple(jobs), allocations=rows)
-    if args.text:
-        print(figures.text(usage), end="")
-    elif args.page is not None:
+    if args.page is not None:
         _write(_page(usage), args.page)
     else:
         made = hours(usage, args.by)

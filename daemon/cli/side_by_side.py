@@ -15,6 +15,8 @@ from multiprocessing import get_context
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, TextIO, TypeVar
 
+from slurm_elastic.protocol.text.times import elapsed
+
 Made = TypeVar("Made")
 Watch = Callable[[int, int], None]
 """Called with how much is done, of how much."""
@@ -76,8 +78,8 @@ class Progress:
             return
         self.due = now + EVERY_S
         spent, share = now - self.began, done / max(1, of)
-        said = f"{done:,} of {of:,} {self.what}, {_clock(spent)}"
-        said += f", about {_clock(spent / share - spent)} left" if LEAST_SHARE <= share < 1 else ""
+        said = f"{done:,} of {of:,} {self.what}, {elapsed(spent, short=True)}"
+        said += f", about {elapsed(spent / share - spent, short=True)} left" if LEAST_SHARE <= share < 1 else ""
         columns = shutil.get_terminal_size().columns - 1
         bar = min(BAR, columns - len(f"{self.name} [] {said}"))
         drawn = f" [{'#' * int(bar * share):.<{bar}}]" if bar > 0 else ""
@@ -96,7 +98,3 @@ class Progress:
             self._draw("")
             self.stream.write("\r")
             self.stream.flush()
-
-
-def _clock(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"

@@ -2,24 +2,18 @@
 
 Promise: pure; no link, nothing fetched: the page opens anywhere, years later, and says the same without its one
 script, which sorts the table. Limit: the charts show the MOST_JOBS jobs with the most GPU-hours, the figures and the
-table count all; rows lie within the window (`figures.clipped`).
+table count all; rows lie within the window (`client.report`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from itertools import groupby
 
-from slurm_elastic.client.report.figures import (
-    Stretch,
-    clipped,
-    fairness_figures,
-    first_moment,
-    key_figures,
-    shown_time,
-)
-from slurm_elastic.protocol.answers.history import CapacityPoint, CurvePoint, Usage, UsageJob
+from slurm_elastic.client.report.command import Stretch, clipped
+from slurm_elastic.protocol.answers.history import CapacityPoint, CurvePoint, Fairness, Usage, UsageJob
 from slurm_elastic.protocol.text.tables import clean, cut, folded, number
 from slurm_elastic.protocol.text.times import elapsed, span
 
@@ -264,3 +258,80 @@ def _job(job: UsageJob, rows: Sequence[Stretch]) -> list[str | tuple[str, float]
         (span(sum(pauses)) if pauses else "", round(sum(pauses), 3)),
         ("" if job.rho is None else f"{job.rho:.2f}", round(job.rho or 0.0, 4)),
     ]  # fmt: skip
+
+
+Figure = tuple[str, str]
+"""A value, and what it is."""
+
+
+def used(rows: Iterable[Stretch], capacity: Sequence[CapacityPoint], end: float) -> float | None:
+    """Share of the GPU-hours that elastic jobs might have had in which they trained, from the first moment at which
+    capacity is known; None: it never is."""
+    ends = [point.at for point in capacity[1:]] + [end]
+    might = sum(point.gpus * max(0.0, until - point.at) for point, until in zip(capacity, ends, strict=True))
+    if not might:
+        return None
+    since = capacity[0].at
+    return sum(row.gpus * max(0.0, row.end - max(since, row.start)) for row in rows) / might
+
+
+def key_figures(usage: Usage, rows: Sequence[Stretch]) -> list[Figure]:
+    """Of the jobs shown; rows: their allocations, cut to the window."""
+    jobs, pauses = {row.job_id for row in rows}, [row.pause_s for row in rows if row.pause_s]
+    hours = sum(row.gpu_hours for row in rows)
+    lost = sum(row.pause_s * row.gpus for row in rows) / 3600
+    share = used(rows, usage.capacity, usage.end) if usage.capacity else None
+    return [
+        (str(len(jobs)), "jobs"),
+        (f"{hours:,.0f}" if hours >= 1000 else number(hours), "GPU-hours"),
+        (
+            "unknown" if share is None else f"{100 * min(1.0, share):.0f}%",
+            "of the GPUs they might hold were in training",
+        ),
+        _samples(sum(row.samples for row in rows)),
+        (str(len(pauses)), "resizes"),
+        (f"{sorted(pauses)[len(pauses) // 2]:.2f} s" if pauses else "none", "median pause"),
+        (_percent(lost / hours) if hours else "none", "of the GPU-hours lost to pauses"),
+    ]
+
+
+def fairness_figures(fairness: Fairness) -> list[Figure]:
+    """Between all whose jobs shared the GPUs."""
+    ended = f"{fairness.ended} {'job' if fairness.ended == 1 else 'jobs'} that ended"
+    return [
+        (_known(fairness.jain, 3), f"Jain's index of the progress of {fairness.groups} {fairness.between}s (1: even)"),
+        (_known(fairness.jain_gpus, 3), "Jain's index of their GPUs"),
+        (_known(fairness.rho_mean, 2), f"rho, mean of {ended}"),
+        (_known(fairness.rho_worst, 2), "rho of the worst of them"),
+    ]
+
+
+def first_moment(usage: Usage, rows: Sequence[Stretch]) -> float:
+    """When the first job shown trained in the window."""
+    return min((row.start for row in rows), default=usage.start)
+
+
+def shown_time(usage: Usage, rows: Sequence[Stretch]) -> str:
+    """From when to when, in words."""
+    here = datetime.fromtimestamp(usage.end).astimezone()
+    zone = f"{here.tzname()} ({here.strftime('%z')[:3]}:{here.strftime('%z')[3:5]})"
+    return f"{_when(first_moment(usage, rows))} to {_when(usage.end)}, times in {zone}"
+
+
+def _known(value: float | None, digits: int) -> str:
+    return "unknown" if value is None else f"{value:.{digits}f}"
+
+
+def _samples(count: float) -> Figure:
+    for size, name in ((1e9, "billion "), (1e6, "million ")):
+        if count >= size:
+            return number(count / size), f"{name}samples trained on"
+    return f"{count:,.0f}", "samples trained on"
+
+
+def _percent(share: float) -> str:
+    return "under 0.01%" if 0 < share < 1e-4 else f"{100 * share:.2f}%"
+
+
+def _when(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from slurm_elastic.protocol.errors import SlurmUnparsable
+from slurm_elastic.protocol.text.times import duration_s
 
 WORD = re.compile(r"(?<!\S)([A-Za-z/:]+)=(\S*)")
 _COUNT = re.compile(r"(N|\d+(?:\.\d+)?)(?:\((\d+(?:\.\d+)?)\))?")
@@ -106,9 +107,8 @@ def run_minutes_lag_s(config: str) -> float | None:
     """For how long Slurm counts minutes of a job that have passed as still to come; None: until the job ends."""
     if not re.search(r"(?m)^PriorityType\s*=\s*priority/multifactor", config):
         return None
-    match = re.search(r"(?m)^PriorityCalcPeriod\s*=\s*(?:(\d+)-)?(\d+):(\d+):(\d+)", config)
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 5, 0)
-    return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds
+    match = re.search(r"(?m)^PriorityCalcPeriod\s*=\s*([\d:-]+)", config)
+    return float(duration_s(match[1])) if match else 300.0
 
 
 def limits(text: str, safe: bool = False) -> Limits:

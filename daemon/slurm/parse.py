@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from slurm_elastic.protocol.errors import SlurmUnparsable
 from slurm_elastic.protocol.gres import gres_gpus
+from slurm_elastic.protocol.text.times import duration_s
 
 from .model import ACTIVE, Job, Node, Partition
 from .nodelist import expand
@@ -38,7 +39,6 @@ EXCLUSIVE = "Exclusive"
 _BEHIND = "Nodes required for job are DOWN, DRAINED or reserved"
 """What squeue prints for Resources where a job of another partition comes first on the same nodes."""
 _ABSENT = frozenset({"", "N/A", "n/a", "(null)", "None", "Unknown", "NONE"})
-_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _STATS_AT = re.compile(r"^sdiag output at .*\((\d+)\)\s*$", re.MULTILINE)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)[a-z]?")
 _MIB = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
@@ -98,7 +98,7 @@ class JobReader:
             if job is None or known != text:
                 job = _job(dict(zip(fields, row, strict=True)), at)
             else:
-                left = _read(row[clock], _CLOCK, row[number], duration_s)
+                left = _read(row[clock], _CLOCK, row[number], limit_s)
                 ends = ends_at(job.start_time, job.time_limit_s, left, at)
                 job = job if job.ends_at == ends else replace(job, ends_at=ends)
             found[row[number]] = text, job
@@ -189,7 +189,7 @@ def _job(row: dict[str, str], at: float) -> Job:
     gpus, per_node, gpu_type = read("tres-per-node", lambda _: _gpus(row, tres, held, num_nodes))
     array_task = _given(row["ArrayTaskID"])
     started = None if row["State"] == "PENDING" else read("StartTime", _moment)
-    limit = read("TimeLimit", duration_s)
+    limit = read("TimeLimit", limit_s)
     return Job(
         job_id=read("JobID", _whole),
         state=_same(row["State"]),
@@ -223,7 +223,7 @@ def _job(row: dict[str, str], at: float) -> Job:
         time_limit_s=limit,
         submit_time=read("SubmitTime", _moment) or 0.0,
         start_time=started,
-        ends_at=ends_at(started, limit, read(_CLOCK, duration_s), at),
+        ends_at=ends_at(started, limit, read(_CLOCK, limit_s), at),
         eligible_time=read("EligibleTime", _moment) or 0.0,
         restarts=read("RestartCnt", _count),
     )
@@ -286,17 +286,13 @@ def _asked(text: str) -> Mapping[str, int]:
         return {}
 
 
-def duration_s(text: str) -> int | None:
-    """Seconds of Slurm's [days-][hours:]minutes:seconds; None for UNLIMITED and for what is not set."""
+def limit_s(text: str) -> int | None:
+    """Seconds of a time limit; None for UNLIMITED and for what is not set."""
     if text in _ABSENT or text in ("UNLIMITED", "NOT_SET", "Partition_Limit"):
         return None
     if text == "INVALID":  # squeue's word for a job that is over its limit
         return 0
-    match = _TIME.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} is not a duration such as 1-02:03:04")
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    return duration_s(text)
 
 
 @lru_cache(maxsize=CACHED)

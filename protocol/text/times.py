@@ -23,6 +23,7 @@ _NAMED_HOURS = {"today": 0, "midnight": 0, "elevenses": 11, "noon": 12, "fika": 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604_800}
 _UNIT_WORDS = re.compile(r"(s|sec|secs|second|seconds|m|min|mins|minute|minutes|h|hour|hours|d|day|days|w|week|weeks)?")
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap]m)?")
+_DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 
 
 def parse_time(text: str, now: float) -> float:
@@ -138,6 +139,15 @@ def _relative_format(moment: datetime, now: datetime) -> str:
     if days < -1 or days > 6:
         return "%-d %b %H:%M"
     return "%a %H:%M"
+
+
+def duration_s(text: str) -> int:
+    """Seconds of Slurm's [days-][hours:]minutes:seconds. Raises ValueError."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration such as 1-02:03:04")
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def elapsed(seconds: float | None, short: bool = False) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from slurm_elastic.protocol.errors import SlurmUnparsable
 from slurm_elastic.protocol.gres import gres_gpus
 from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.protocol.text.times import duration_s
 
 _HOLDING = re.compile(r"(?<!\S)Nodes=(\S+) CPU_IDs=(\S+) Mem=(\d+)\S* GRES=(\S*)")
 
@@ -95,6 +96,7 @@ def parse_job(text: str, job_id: int, expand: Expand) -> SlurmJob:
             gpus[node] = gpus.get(node, 0) + sum(found.values())
     first = fields.get("BatchHost", "")
     nodes = tuple(sorted(gpus, key=lambda node: node != first))
+    limit = fields.get("TimeLimit", "")
     return SlurmJob(
         job_id=job_id,
         state=fields.get("JobState", ""),
@@ -115,7 +117,7 @@ def parse_job(text: str, job_id: int, expand: Expand) -> SlurmJob:
         submitted=fields.get("SubmitTime", ""),
         restarts=int(fields.get("Restarts") or 0),
         features=_known(fields.get("Features", "")),
-        minutes=_minutes(fields.get("TimeLimit", "")),
+        minutes=duration_s(limit) // 60 if limit[:1].isdigit() else None,
         excluded=_known(fields.get("ExcNodeList", "")),
         comment=comment.group(1) if (comment := _COMMENT.search(text)) else "",
     )
@@ -136,12 +138,6 @@ def _count(ids: str) -> int:
         low, _, high = part.partition("-")
         total += int(high or low) - int(low) + 1
     return total
-
-
-def _minutes(limit: str) -> int | None:
-    """Of D-HH:MM:SS."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):\d+", limit)
-    return int(found[1] or 0) * 1440 + int(found[2]) * 60 + int(found[3]) if found else None
 
 
 def _known(value: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from slurm_elastic.protocol.errors import RequestError
 from slurm_elastic.protocol.request import find, parse
+from slurm_elastic.protocol.text.times import duration_s
 
 from .job import TraceError, TraceJob, number
 
@@ -43,7 +44,7 @@ class Reader:
         if "." in row["JobID"]:
             return ""
         gpus = _gpus(row.get("AllocTRES") or row.get("ReqTRES") or "")
-        elapsed = number(row, "ElapsedRaw") if row.get("ElapsedRaw") else _clock(row.get("Elapsed", ""))
+        elapsed = number(row, "ElapsedRaw") if row.get("ElapsedRaw") else duration_s(row.get("Elapsed", ""))
         if not gpus:
             return NO_GPU
         if not elapsed:
@@ -214,12 +215,3 @@ def seconds(text: str, column: str) -> float:
 
 def _day(at: float) -> str:
     return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M")
-
-
-def _clock(text: str) -> float:
-    """Slurm's [days-]hours:minutes:seconds in seconds."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?", text)
-    if not found:
-        raise ValueError(f"Elapsed is '{text}'; expected [days-][hours:]minutes:seconds")
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

@@ -183,8 +183,6 @@ def test_the_commands_print_what_they_were_told(
         assert main.main(["report", "-a", "--html", place]) == 2
         assert "is no file; accepted: a file's path, or -" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir() if "page" in file.name] == ["page.html"]
-    assert main.main(["report", "-a", "--text"]) == 0
-    assert "median pause" in capsys.readouterr().out
     assert main.main(["report", "-a", "--json", "-j", "11"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [job["job_id"] for job in told["jobs"]] == [11] and told["hours"][0]["of"] == "11"

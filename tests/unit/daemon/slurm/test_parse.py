@@ -270,15 +270,15 @@ def test_what_one_user_asks_for_hides_nobody(asked: str) -> None:
 def test_durations(days: int, hours: int, minutes: int, seconds: int) -> None:
     """Slurm's durations in all three lengths."""
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    assert parse.duration_s(f"{days}-{hours:02}:{minutes:02}:{seconds:02}") == total
-    assert parse.duration_s(f"{hours}:{minutes:02}:{seconds:02}") == total - days * 86400
-    assert parse.duration_s(f"{minutes}:{seconds:02}") == minutes * 60 + seconds
+    assert parse.limit_s(f"{days}-{hours:02}:{minutes:02}:{seconds:02}") == total
+    assert parse.limit_s(f"{hours}:{minutes:02}:{seconds:02}") == total - days * 86400
+    assert parse.limit_s(f"{minutes}:{seconds:02}") == minutes * 60 + seconds
 
 
 @pytest.mark.parametrize("text", ["UNLIMITED", "N/A", "NOT_SET", "Partition_Limit"])
 def test_no_time_limit(text: str) -> None:
     """Without a limit there is no number."""
-    assert parse.duration_s(text) is None
+    assert parse.limit_s(text) is None
 
 
 def test_how_last_runs_ended() -> None:
