@@ -24,7 +24,7 @@ from . import handshake
 from .event_loop import Loop
 from .server import ControlServer
 
-SET, ADD, DELETE, READ, WAIT = "set", "add", "delete", "read", "wait"
+SET, ADD, DELETE, READ, WAIT, SWAP, COUNT = "set", "add", "delete", "read", "wait", "swap", "count"
 Values = list["bytes | None"]
 
 
@@ -40,8 +40,16 @@ class KeyStore(ABC):
         """The sum of what has been added under this key."""
         return int(self._ask(ADD, [key], str(value).encode())[0] or 0)
 
+    def swap(self, key: str, expected: bytes, desired: bytes) -> bytes | None:
+        """Put `desired` where `expected` is, at once; what was there, None for nothing, which is as good as b""."""
+        return self._ask(SWAP, [key], b"%d %b%b" % (len(expected), expected, desired))[0]
+
     def delete_key(self, key: str) -> bool:
         return self._ask(DELETE, [key])[0] is not None
+
+    def count(self, prefix: str) -> int:
+        """Entries whose keys begin like that."""
+        return int(self._ask(COUNT, [prefix])[0] or 0)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all of these entries are there."""
@@ -111,6 +119,12 @@ class _Served:
                 self._entries[keys[0]] = value
             elif what == ADD:
                 self._entries[keys[0]] = before[0] = b"%d" % (int(before[0] or 0) + int(value))
+            elif what == SWAP:
+                length, _, rest = value.partition(b" ")
+                if (before[0] or b"") == rest[: int(length)]:
+                    self._entries[keys[0]] = rest[int(length) :]
+            elif what == COUNT:
+                before[0] = b"%d" % sum(key.startswith(keys[0]) for key in self._entries)
             elif what == DELETE:
                 self._entries.pop(keys[0], None)
             self.changed.notify_all()

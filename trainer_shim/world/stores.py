@@ -30,7 +30,8 @@ class Forged(RuntimeError):
 
 class SealedStore(Store):
     """Entries of one world, named `world/...` in a store that others can write to. It waits no longer than the world is
-    wanted; torch's own wait for as long as a collective may take."""
+    wanted; torch's own wait for as long as a collective may take. It has what torch lets a store in Python have; queues
+    and listed keys are not among that."""
 
     def __init__(
         self, store: KeyStore, key: str, world: str, give_up: Callable[[], bool] | None = None, least_s: float = 0.0
@@ -86,6 +87,38 @@ class SealedStore(Store):
 
     def delete_key(self, key: str) -> bool:
         return self._store.delete_key(self._name(key))
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """As TCPStore's: `desired` comes in place of `expected`; "" stands for nothing there. What is there then."""
+        found = self._swap(key, _bytes(expected), _bytes(desired))
+        return _bytes(desired if found is None else found)
+
+    def append(self, key: str, value: Any) -> None:
+        before = b""
+        while (found := self._swap(key, before, before + _bytes(value))) is not None:
+            before = found
+
+    def _swap(self, key: str, expected: bytes, desired: bytes) -> bytes | None:
+        """None where that was done; else what is there, and `expected` where nothing is."""
+        name = self._name(key)
+        sealed = self._sealed(name, desired)
+        for old in [self._sealed(name, expected), *([b""] if not expected else [])]:
+            there = self._store.swap(name, old, sealed)
+            if (there or b"") == old:
+                return None
+        return expected if there is None else self._opened(name, there)
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Any]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def num_keys(self) -> int:
+        return self._store.count(self._name(""))
+
+    deleteKey, getNumKeys = delete_key, num_keys  # as torch calls them behind a prefix
 
     def _name(self, key: str) -> str:
         return f"{self._world}/{key}"

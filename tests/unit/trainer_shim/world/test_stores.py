@@ -87,6 +87,50 @@ def test_torch_gets_another_handle_to_the_same_entries() -> None:
     assert (handle.get("a"), store.get("p/a")) == (b"text", b"text")
 
 
+@pytest.mark.parametrize("at", ["the server", "a member"])
+def test_a_store_does_behind_a_prefix_what_torchs_own_does(opened: Open, at: str) -> None:
+    """Each call that torch passes on to a store in Python, with TCPStore's answers; sums are not sealed."""
+    server = opened()
+    base = server if at == "the server" else RemoteStore("127.0.0.1", server.port, "key", 60.0)
+    server.set("g2/other", b"")
+    ours, theirs = (
+        SealedStore(base, "key", "g1"),
+        dist.TCPStore("127.0.0.1", 0, None, True, datetime.timedelta(minutes=1)),
+    )
+    said = []
+    for store in (dist.PrefixStore("p", ours), dist.PrefixStore("p", theirs)):
+        before = store.num_keys()
+        answers: list[Any] = [
+            store.compare_set("a", "x", "1"),  # nothing is there
+            store.compare_set("a", "", "1"),
+            store.compare_set("a", "x", "2"),
+            store.compare_set("a", "1", "22"),
+            store.compare_set("a", "", "3"),
+        ]
+        store.append("a", "3")
+        store.append("b", "new")
+        store.multi_set(["c", "d"], ["", "4"])
+        answers += [store.multi_get(["a", "b", "d"]), store.add("n", 2), store.check(["c", "n"])]
+        answers += [store.num_keys() - before, store.delete_key("c"), store.delete_key("c"), store.num_keys() - before]
+        said.append(answers)
+    assert said[0] == said[1]
+
+
+def test_what_many_append_is_all_there(opened: Open) -> None:
+    """Nothing of one member's is lost to another's that comes between."""
+    server = opened()
+    members = [RemoteStore("127.0.0.1", server.port, "key", 60.0) for _ in range(3)]
+
+    def append(member: KeyStore) -> None:
+        store = SealedStore(member, "key", "g1")
+        for _ in range(20):
+            store.append("a", "x")
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(append, members))
+    assert SealedStore(server, "key", "g1").get("a") == b"x" * 60
+
+
 def test_a_store_listens_where_it_is_told_to(opened: Open) -> None:
     """On one network, if one was chosen; this host's other addresses do not answer."""
     for listen, others in (("127.0.0.1", ["127.0.0.2"]), ("::1", ["127.0.0.1"])):
