@@ -24,9 +24,12 @@ from slurm_elastic.daemon.selasticd.listeners import unix_listener
 from slurm_elastic.daemon.selasticd.main import DaemonServer
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.selasticd.systemd import Notifier
+from slurm_elastic.daemon.services.queue.service import Place
+from slurm_elastic.daemon.slurm.model import Job
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.protocol.answers.by_route import Health
 from slurm_elastic.protocol.answers.history import PlanNote
+from slurm_elastic.protocol.answers.queue import Queue
 from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.proofs import JobKey
 from slurm_elastic.protocol.codec import VERSION, to_json
@@ -79,6 +82,13 @@ class WellRounds:
     seconds: dict[str, float] = field(default_factory=lambda: {"observe": 0.1})
 
 
+def foretold(viewer: Viewer) -> Queue:
+    """One job of ada's waits."""
+    job = Job(8, "PENDING", "ada", 1000, "train", gpus=4, time_limit_s=600)
+    place = Place(job, 60.0, 700, start=90.0, earliest=80.0, latest=120.0, alone=300.0)
+    return Queue(at=30.0, mode="review", lacks="there is no slurmdbd", jobs=(place.row(own=viewer.uid == 1000),))
+
+
 class FakeController:
     """The daemon as the API sees it: a table of owners, one resize, a record of the calls."""
 
@@ -127,6 +137,9 @@ class FakeController:
 
     def notes(self) -> list[PlanNote]:
         return [PlanNote(service="power", about="node n3", text="nobody wants it")]
+
+    def queue(self, viewer: Viewer) -> Queue:
+        return foretold(viewer)
 
     def dry_plan(self) -> list[DecisionRow]:
         return [DecisionRow(job, 1.0, 1, 2, 64, 64, "grow_idle", None, None) for job in (7, 8)]

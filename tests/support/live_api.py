@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from api_harness import WellRounds
+from api_harness import WellRounds, foretold
 
 from slurm_elastic.client import main
 from slurm_elastic.daemon.api.app import create_app
@@ -23,6 +23,7 @@ from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers.by_route import Health, ModelsInUse
 from slurm_elastic.protocol.answers.history import PlanNote
+from slurm_elastic.protocol.answers.queue import Queue
 from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.proofs import Verifier
 
@@ -41,6 +42,9 @@ class StoredController:
 
     def notes(self) -> list[PlanNote]:
         return [PlanNote(service="power", about="node n3", text="nobody wants it")]
+
+    def queue(self, viewer: Viewer) -> Queue:
+        return foretold(viewer)
 
     def dry_plan(self) -> list[DecisionRow]:
         return self.store.decisions.current()

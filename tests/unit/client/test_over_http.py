@@ -308,6 +308,17 @@ def test_hosts_are_listed_and_cleared(daemon: Daemon, run: Run) -> None:
         assert run("hosts", "--clear", wrong)[0] == 2
 
 
+def test_the_queue_is_foretold(daemon: Daemon, run: Run) -> None:
+    """Times, bounds and what a place goes by; under the table, that nothing of it is done, and what the site lacks."""
+    status, out, _ = run("queue", "-nP", "-o", "jobid,gpus,timelimit,runs,sitefactor,because")
+    assert (status, out) == (0, "8|4|10:00|1:00|700|probably runs for 1 min on 4 GPUs\n")
+    assert run("queue")[1].splitlines()[2:] == [
+        "Nothing of this order is done: the service queue only reviews.",
+        "It could not act: there is no slurmdbd.",
+    ]
+    assert json.loads(run("queue", "--json")[1])["jobs"][0]["end"] == 150.0
+
+
 def test_pin_and_unpin(daemon: Daemon, run: Run) -> None:
     """A pin holds the size named or the one it has, reaches the store and wakes the daemon; unpin undoes it."""
     assert run("pin", "1215")[:2] == (0, "Job 1215 is pinned to 2 GPUs; to let it go: selastic unpin 1215\n")

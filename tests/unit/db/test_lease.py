@@ -221,7 +221,7 @@ def test_every_act_on_slurm_asks_first() -> None:
 
     jobs = SnapshotCache(slurm.client("root"), confirm=refuse)
     acts = [name for name, member in inspect.getmembers(SlurmClient, inspect.isfunction) if not name.startswith("_")]
-    others = ("qos_over_partition", "qos_users", "shares", "end_states", "last_runs", "asked_size")
+    others = ("qos_over_partition", "qos_users", "shares", "end_states", "last_runs", "asked_size", "ended_jobs")
     for question in ("snapshot", "site", "partitions", "excluded_nodes", "slurms_time", *others):
         acts.remove(question)
     assert len(acts) >= 7
