@@ -11,7 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.errors import SlurmRefused
@@ -19,7 +19,7 @@ from slurm_elastic.protocol.messages import Resize
 from slurm_elastic.protocol.records import record
 
 from ..capacity.placement import reservation_of
-from ..slurm.model import Job, Size
+from ..slurm.model import Job, Size, SlurmClient
 
 JOB, NODE, QUEUE = "job", "node", "queue"
 
@@ -54,24 +54,6 @@ RESERVED_MIN = 10
 """Minutes after which Slurm ends a reservation that no daemon was left to end; jobs in it run on."""
 
 
-class SlurmWrites(Protocol):
-    """What actions need of a Slurm client."""
-
-    def shrink(self, job_id: int, nodes: tuple[str, ...]) -> None: ...
-
-    def cancel(self, job_id: int) -> None: ...
-
-    def requeue(self, job_id: int) -> None: ...
-
-    def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None: ...
-
-    def reserve(self, name: str, nodes: tuple[str, ...], user: str, minutes: int) -> None: ...
-
-    def unreserve(self, name: str, job_id: int = 0) -> None: ...
-
-    def set_site_factor(self, job_id: int, factor: int) -> None: ...
-
-
 @dataclass(frozen=True)
 class Act(ABC):
     """Something that Slurm is asked for. Its fields are the detail of its event."""
@@ -84,7 +66,7 @@ class Act(ABC):
         """What it is about: whose event it is, and what rests when Slurm refuses it."""
 
     @abstractmethod
-    def ask(self, client: SlurmWrites) -> None:
+    def ask(self, client: SlurmClient) -> None:
         """Ask Slurm for it. Raises SlurmError."""
 
     @abstractmethod
@@ -130,7 +112,7 @@ class Shrink(JobAct):
     nodes: tuple[str, ...]
     why: str
 
-    def ask(self, client: SlurmWrites) -> None:
+    def ask(self, client: SlurmClient) -> None:
         client.shrink(self.slurm_job_id, self.nodes)
 
     def sentence(self) -> str:
@@ -147,7 +129,7 @@ class Cancel(JobAct):
     kind = EventKind.CANCEL
     why: str
 
-    def ask(self, client: SlurmWrites) -> None:
+    def ask(self, client: SlurmClient) -> None:
         client.cancel(self.slurm_job_id)
 
     def sentence(self) -> str:
@@ -161,7 +143,7 @@ class Free(JobAct):
     kind = EventKind.FREE
     why: str
 
-    def ask(self, client: SlurmWrites) -> None:
+    def ask(self, client: SlurmClient) -> None:
         # Whoever may not make reservations may not end one either, and then there is none.
         with contextlib.suppress(SlurmRefused):
             client.unreserve(reservation_of(self.slurm_job_id), self.slurm_job_id)
@@ -179,7 +161,7 @@ class Prioritize(JobAct):
     """The site's own part of its priority, from now on."""
     why: str
 
-    def ask(self, client: SlurmWrites) -> None:
+    def ask(self, client: SlurmClient) -> None:
         client.set_site_factor(self.slurm_job_id, self.factor)
 
     def sentence(self) -> str:
@@ -213,7 +195,7 @@ class Requeue(_OfResize):
     user: str
     why: str
 
-    def ask(self, client: SlurmWrites) -> None:
+    def ask(self, client: SlurmClient) -> None:
         try:
             client.reserve(reservation_of(self.slurm_job_id), self.nodes, self.user, RESERVED_MIN)
         except SlurmRefused as error:
@@ -236,7 +218,7 @@ class Resume(_OfResize):
     script: Size | None = None
     """What its script asks for, of a job that has never run; None: it comes back."""
 
-    def ask(self, client: SlurmWrites) -> None:
+    def ask(self, client: SlurmClient) -> None:
         client.resize_waiting(self.slurm_job_id, self.size, reservation_of(self.slurm_job_id) if self.resize else "")
 
     def sentence(self) -> str:

@@ -21,8 +21,8 @@ from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable, StoreErr
 from slurm_elastic.protocol.messages import Resize
 
 from ..slurm.commands import says_ended
-from ..slurm.model import Job
-from .action import Act, Action, Advance, Close, SlurmWrites
+from ..slurm.model import Job, SlurmClient
+from .action import Act, Action, Advance, Close
 from .refusals import ALL, Concerned, Refusals
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Executor:
 
     def __init__(
         self,
-        client: SlurmWrites,
+        client: SlurmClient,
         store: Store,
         clock: Callable[[], float],
         backoff_s: float = 60.0,

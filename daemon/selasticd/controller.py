@@ -142,7 +142,6 @@ class DaemonController:
         log.warning("job %d: %s; it is not resized", job_id, sentence, extra=about)
 
     def happened(self, job_id: int, said: Happening) -> None:
-        """A resize has come further, or something has happened without one (resize 0)."""
         now = self.clock()
         if said.what in (ResizeState.RUNNING, STALLED):
             said = replace(said, pause_s=min(said.pause_s, self._known_for_s(job_id, now)))
@@ -228,7 +227,6 @@ class DaemonController:
         return None
 
     async def wait_resize(self, job_id: int, after: int, timeout: float) -> Resize | None:
-        """Wait for a resize above `after`, or the withdrawal of `after` itself; None after `timeout` seconds."""
         loop = asyncio.get_running_loop()
         deadline, look = loop.time() + timeout, partial(self._heard_resize, job_id, after)
         while True:
@@ -265,7 +263,6 @@ class DaemonController:
             self.wake("heard")
 
     def notes(self) -> Sequence[PlanNote]:
-        """What services said in the last round of nodes, the queue and jobs besides."""
         said = self.rounds.notes().items()
         return [
             PlanNote(service=name, about=note.subject.words, text=note.text) for name, notes in said for note in notes
@@ -285,17 +282,14 @@ class DaemonController:
         return Queue(at=found.at, mode=found.mode, lacks=found.lacks, jobs=shown)
 
     def dry_plan(self) -> Sequence[DecisionRow]:
-        """The decisions of a plan made now and not stored."""
         rows = (row for proposal in self.rounds.dry_run() for row in proposal.rows)
         return [row for row in rows if isinstance(row, DecisionRow)]
 
     @property
     def fairness(self) -> str:
-        """Between whom plans are fair."""
         return self.rounds.settings.fairness
 
     def prior(self, job_id: int) -> Prior:
-        """The prior of the job: what plans assume before it is measured."""
         return self.rounds.priors.of_job(job_id).prior
 
     def basis(self, job_id: int, gpu_type: str | None) -> PredictionInputs:
@@ -313,17 +307,14 @@ class DaemonController:
         return PredictionInputs(rounds.settings, rounds.priors.of_job(job_id), running, most, pause)
 
     def wake(self, why: str) -> None:
-        """Start the next round soon."""
         log.debug("woken: %s", why)
         self._wake()
 
     def out_of_reach(self, job_id: int, gpus: int) -> str:
-        """Why the job can't come to that size from what it had in the last round; empty when it can."""
         running = self.rounds.running_job(job_id)
         return fixed_targets.out_of_reach(running, gpus) if running is not None else ""
 
     def health(self) -> Health:
-        """Whether rounds succeed; for anyone."""
         rounds = self.rounds
         return Health(
             status="late" if rounds.late else "ok",

@@ -218,10 +218,6 @@ class CommandClient(SlurmClient):
         if name and not self._scancel(name, job_id):
             raise SlurmUnparsable(f"squeue knows job {job_id} as {name}, and scancel knows neither.")
 
-    def set_comment(self, job_id: int, text: str) -> None:
-        """Refused too: control characters, more than 1024 characters."""
-        self._update(str(pending_resize.job_number(job_id)), f"Comment={pending_resize.comment(text, job_id)}")
-
     def requeue(self, job_id: int) -> None:
         self._scontrol(["requeue", str(pending_resize.job_number(job_id))], f"requeue job {job_id}")
 

@@ -322,9 +322,6 @@ class SlurmClient(Protocol):
         A job that has ended, or never existed, is accepted. Refused: another user's job, a pending component.
         """
 
-    def set_comment(self, job_id: int, text: str) -> None:
-        """Replace a job's comment. Refused: a job that has ended, another user's job."""
-
     def requeue(self, job_id: int) -> None:
         """Put a running batch job back into the queue, at the size it was submitted with; Slurm starts it no sooner
         than two minutes later (see `resize_waiting`). Its processes get SIGTERM, and SIGKILL after KillWait.

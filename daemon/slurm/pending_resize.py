@@ -119,7 +119,6 @@ def _first(fields: dict[str, str], name: str) -> int:
     return max(1, int(match.group())) if match else 1
 
 
-MAX_COMMENT = 1024
 _NAME = re.compile(r"[\w.@+-]*", re.ASCII)
 
 
@@ -136,13 +135,6 @@ def node_names(nodes: Sequence[str], what: str) -> list[str]:
     if not nodes or strange is not None:
         raise SlurmRefused(f"nodes={strange!r} of {what}: accepted are the names of one or more single nodes.")
     return list(nodes)
-
-
-def comment(text: str, job_id: int) -> str:
-    """A comment of printable characters, which breaks no listing."""
-    if not text.isprintable() or len(text) > MAX_COMMENT:
-        raise SlurmRefused(f"comment={text[:60]!r} of job {job_id}: accepted are {MAX_COMMENT} printable characters.")
-    return text
 
 
 def plain_name(text: str) -> str:

@@ -182,9 +182,6 @@ class SnapshotCache(SlurmClient):
     def cancel(self, job_id: int) -> None:
         self._acting().cancel(job_id)
 
-    def set_comment(self, job_id: int, text: str) -> None:
-        self._acting().set_comment(job_id, text)
-
     def requeue(self, job_id: int) -> None:
         self._acting().requeue(job_id)
 

@@ -88,25 +88,6 @@ def test_comments_come_back_as_they_were(cluster: Cluster, text: str) -> None:
     assert (job.comment, job.name, job.gpus) == (text, text.strip(), 1)
 
 
-@pytest.mark.parametrize("text", ODD)
-def test_set_comment_replaces_the_text(cluster: Cluster, text: str) -> None:
-    """set_comment writes any printable text, and "" takes it away."""
-    client = cluster.client()
-    job_id = cluster.submit(Component(1, 1), comment="before")
-    client.set_comment(job_id, text)
-    assert client.snapshot().jobs[job_id].comment == text
-    client.set_comment(job_id, "")
-    assert client.snapshot().jobs[job_id].comment == ""
-
-
-def test_control_characters_are_refused_in_a_comment(cluster: Cluster) -> None:
-    """set_comment does not write what would break other tools' listings."""
-    job_id = cluster.submit(Component(1, 1), comment="before")
-    with pytest.raises(SlurmRefused, match="printable"):
-        cluster.client().set_comment(job_id, "two\nlines")
-    assert cluster.client().snapshot().jobs[job_id].comment == "before"
-
-
 def test_shrink_in_place_keeps_the_chosen_nodes(cluster: Cluster) -> None:
     """A job gives up the nodes we choose, again and again, and runs on; the nodes are idle at once."""
     client = cluster.client()
@@ -165,7 +146,7 @@ def test_companions_share_the_node_of_their_base(cluster: Cluster) -> None:
 
 
 def test_ended_job_can_be_neither_shrunk_nor_changed(cluster: Cluster) -> None:
-    """A job that has ended, or never was, refuses shrink and comment: the caller has to look again."""
+    """A job that has ended, or never was, refuses a shrink: the caller has to look again."""
     client = cluster.client()
     job_id = cluster.submit(Component(2, 1))
     running(client, job_id)
@@ -174,8 +155,6 @@ def test_ended_job_can_be_neither_shrunk_nor_changed(cluster: Cluster) -> None:
     for gone_id in (job_id, 99_999):
         with pytest.raises(SlurmRefused):
             client.shrink(gone_id, ["n1"])
-        with pytest.raises(SlurmRefused):
-            client.set_comment(gone_id, "x")
 
 
 def test_shrink_of_a_waiting_job_becomes_a_requirement(cluster: Cluster) -> None:
@@ -189,23 +168,21 @@ def test_shrink_of_a_waiting_job_becomes_a_requirement(cluster: Cluster) -> None
 
 
 def test_strangers_are_refused_and_owners_are_not(cluster: Cluster) -> None:
-    """An ordinary user may shrink, tag and cancel their own jobs, and nobody else's."""
+    """An ordinary user may shrink and cancel their own jobs, and nobody else's."""
     stranger, owner, root = cluster.client("nobody"), cluster.client("games"), cluster.client()
     job_id = cluster.submit(Component(2, 1), user="games", comment="mine")
     running(root, job_id)
     for attempt in (
         lambda: stranger.shrink(job_id, ["n1"]),
         lambda: stranger.cancel(job_id),
-        lambda: stranger.set_comment(job_id, "stolen"),
     ):
         with pytest.raises(SlurmRefused):
             attempt()
     job = stranger.snapshot().jobs[job_id]
     assert (job.nodes, job.comment, job.user) == (("n1", "n2"), "mine", "games")
     owner.shrink(job_id, ["n1"])
-    owner.set_comment(job_id, "smaller")
     job = root.snapshot().jobs[job_id]
-    assert (job.nodes, job.comment) == (("n1",), "smaller")
+    assert (job.nodes, job.comment) == (("n1",), "mine")
     owner.cancel(job_id)
     seen(root, lambda s: gone(s, job_id))
 
@@ -227,7 +204,6 @@ def test_no_slurmctld_is_unreachable_not_refused(cluster: Cluster) -> None:
         client.snapshot,
         lambda: client.shrink(job_id, ["n1"]),
         lambda: client.cancel(job_id),
-        lambda: client.set_comment(job_id, "x"),
     ]
     cluster.stop()
     try:

@@ -88,8 +88,6 @@ def scenario(client: SlurmClient, ids: dict[str, int]) -> dict[str, Any]:
         "shrink": lambda: client.shrink(ids["plain"], ["n1"]),
         "shrink without the batch host": lambda: client.shrink(ids["whole"], ["n9"]),
         "shrink nothing": lambda: client.shrink(99_999, ["n1"]),
-        "comment": lambda: client.set_comment(ids["plain"], "elastic:smaller"),
-        "comment on nothing": lambda: client.set_comment(99_999, "x"),
         "requeue what waits": lambda: client.requeue(ids["waits"]),
         "requeue without a script": lambda: client.requeue(ids["companion"]),
         "resize what runs": lambda: client.resize_waiting(ids["typed"], Size(1, 2)),

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from slurm_elastic.daemon.actions.action import NODE, Act, Cancel, Close, Shrink, SlurmWrites, Subject
+from slurm_elastic.daemon.actions.action import NODE, Act, Cancel, Close, Shrink, Subject
 from slurm_elastic.daemon.actions.executor import ROUND_ASKS, ROUND_ASKS_S, Executor
-from slurm_elastic.daemon.slurm.model import Job
+from slurm_elastic.daemon.slurm.model import Job, SlurmClient
 from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
@@ -90,7 +90,7 @@ class PowerDown(Act):
     def subject(self) -> Subject:
         return Subject(NODE, self.node)
 
-    def ask(self, client: SlurmWrites) -> None:
+    def ask(self, client: SlurmClient) -> None:
         client.cancel(0)
 
     def sentence(self) -> str:

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from daemon_harness import World
 
-from slurm_elastic.daemon.actions.action import QUEUE, Act, Action, SlurmWrites, Subject
+from slurm_elastic.daemon.actions.action import QUEUE, Act, Action, Subject
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.services import registry
 from slurm_elastic.daemon.services.base import ACT, OFF, REVIEW, Note, Observation, Proposal, Row, Service
 from slurm_elastic.daemon.simulator.elastic import Elastic
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings, prepare
 from slurm_elastic.daemon.simulator.traces.formats import TraceJob
+from slurm_elastic.daemon.slurm.model import SlurmClient
 from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.protocol.answers.history import PlanNote
 from slurm_elastic.protocol.codes import EventKind
@@ -37,7 +38,7 @@ class Reorder(Act):
     def subject(self) -> Subject:
         return Subject(QUEUE)
 
-    def ask(self, client: SlurmWrites) -> None:
+    def ask(self, client: SlurmClient) -> None:
         asked.append(self.sentence())
 
     def sentence(self) -> str:

@@ -94,14 +94,12 @@ def test_the_callers_environment_does_not_reach_slurm(
 
 
 def test_words_are_passed_as_they_are(client: CommandClient, install: Install, tmp_path: Path) -> None:
-    """No shell: a comment with quotes, dollars and semicolons is one word; nodes are folded into a list."""
+    """No shell; nodes are folded into a list."""
     install("scontrol")
     install("scancel")
-    client.set_comment(7, "a b; rm -rf $HOME 'x' \"y\"")
     client.shrink(7, ["n3", "n1", "n2"])
     client.cancel(7)
     assert [words for _, words, *_ in calls(tmp_path)] == [
-        ["update", "JobId=7", "Comment=a b; rm -rf $HOME 'x' \"y\""],
         ["update", "JobId=7", "NodeList=n[1-3]"],
         ["-v", "7"],
     ]
@@ -114,7 +112,7 @@ def test_only_plain_job_ids_are_passed_on(
     """An id that is not a positive whole number never becomes a word of a command."""
     install("scontrol")
     install("scancel")
-    for call in (lambda: client.cancel(job_id), lambda: client.set_comment(job_id, "x")):  # type: ignore[arg-type]
+    for call in (lambda: client.cancel(job_id), lambda: client.requeue(job_id)):  # type: ignore[arg-type]
         with pytest.raises(SlurmRefused, match="job_id="):
             call()
     assert not (tmp_path / "calls").exists()
@@ -144,7 +142,7 @@ def test_no_listing_is_unreachable(client: CommandClient, install: Install, comm
 
 ACTIONS: dict[str, Callable[[SlurmClient], None]] = {
     "shrink": lambda client: client.shrink(7, ["n1"]),
-    "comment": lambda client: client.set_comment(7, "x"),
+    "requeue": lambda client: client.requeue(7),
     "cancel": lambda client: client.cancel(7),
 }
 
@@ -180,12 +178,11 @@ def test_an_action_without_an_answer_is_unreachable(
         "something that no Slurm has said so far",
     ],
 )
-@pytest.mark.parametrize("action", ["shrink", "comment"])
-def test_a_refused_update_says_why(client: CommandClient, install: Install, action: str, said: str) -> None:
+def test_a_refused_update_says_why(client: CommandClient, install: Install, said: str) -> None:
     """Slurm's own words are in the error."""
     install("scontrol", err=said + "\n", status=1)
     with pytest.raises(SlurmRefused, match=f"Slurm refused to change job 7: {said}"):
-        ACTIONS[action](client)
+        client.shrink(7, ["n1"])
 
 
 @pytest.mark.parametrize(
@@ -257,10 +254,8 @@ def test_the_prefix_comes_first(install: Install, tmp_path: Path) -> None:
     """("sudo", "-n") and the like run each command."""
     install("become")
     install("scontrol")
-    CommandClient(prefix=("become", "-n"), path=f"{tmp_path}:/usr/bin:/bin").set_comment(7, "x")
-    assert [(name, words) for name, words, *_ in calls(tmp_path)] == [
-        ("become", ["-n", "scontrol", "update", "JobId=7", "Comment=x"])
-    ]
+    CommandClient(prefix=("become", "-n"), path=f"{tmp_path}:/usr/bin:/bin").requeue(7)
+    assert [(name, words) for name, words, *_ in calls(tmp_path)] == [("become", ["-n", "scontrol", "requeue", "7"])]
 
 
 def test_the_commands_of_one_call_share_its_time(

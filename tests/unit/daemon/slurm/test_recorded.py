@@ -148,7 +148,6 @@ def test_what_works_and_what_is_refused(recorded: Recorded) -> None:
     assert refused == {
         "shrink without the batch host",
         "shrink nothing",
-        "comment on nothing",
         "requeue what waits",
         "requeue without a script",
         "resize what runs",
