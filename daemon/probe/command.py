@@ -75,8 +75,6 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from ..slurm import CommandClient
     from .checks import CHECKS, Bench, tried
-
-    pass  # GONE
     from .trial import Trial
 
     client = CommandClient()

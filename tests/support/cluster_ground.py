@@ -37,6 +37,7 @@ STAGES = ("issued", "accepted", "submitted", "granted", "ready", "running")
 EVERYWHERE = ("selasticd", "supervisor", "worker", "agent", "slurmctld", "slurmdbd", "node", "base")
 LASTING = ("flap", "maintenance")
 """With these: what takes minutes to come right, for Slurm makes a job wait whose node failed. In soaks only."""
+MAINTENANCE = ("starttime=now", "duration=60", "users=root", "flags=maint,ignore_jobs")
 NETWORK = ("cut", "partition", "one-way", "delay")
 """What happens to packets, and not to processes."""
 PACED = TRAIN.replace(" * (1 if job.samples < samples * epochs / 2 else 20)", " * len(x)")
@@ -362,7 +363,27 @@ class ElasticJobs(Ground):
         """Not before it has saved the start of every base. One whose start it has forgotten it launches a second time
         and may fail ("Job credential revoked"), with or without selasticd: there is nothing left to come right."""
         wait_until(self.starts_are_saved, SETTLE_S, self.story, every=0.5)
-        return self._kill_daemon("slurmctld")
+        begin = self._kill_daemon("slurmctld")
+
+        def heal() -> None:
+            begin()
+            wait_until(self._unmarked, SETTLE_S, self.story, every=3.0)
+
+        return heal
+
+    def _unmarked(self) -> bool:
+        """Whether no node is in maintenance but by a reservation: slurmctld was seen to begin with the mark of one that
+        had been deleted, and to keep it. Another one that begins there and is deleted, seconds later, takes it off."""
+        kept = self.sandbox.run(["scontrol", "-o", "show", "reservation"]).stdout
+        if "ReservationName=unmark " in kept:
+            self.sandbox.run(["scontrol", "delete", "reservationname=unmark"])
+            return False
+        listed = [line.split() for line in self.sandbox.run(["sinfo", "-h", "-N", "-o", "%N %T"]).stdout.splitlines()]
+        marked = [node for node, state in listed if "maint" in state and f"Nodes={node} " not in kept]
+        if marked:
+            words = [f"nodes={','.join(marked)}", "reservation=unmark", *MAINTENANCE]
+            self.sandbox.run(["scontrol", "create", *words])
+        return not marked
 
     def starts_are_saved(self) -> bool:
         if not self.slurm_answers():
@@ -450,8 +471,7 @@ class ElasticJobs(Ground):
         """A node is reserved for maintenance from now on, over whatever runs there."""
         if not self.slurm_answers():
             return None
-        when = ["starttime=now", "duration=60", "users=root", "flags=maint,ignore_jobs"]
-        words = [f"nodes={self.chance.choice(self.free)}", "reservation=campaign", *when]
+        words = [f"nodes={self.chance.choice(self.free)}", "reservation=campaign", *MAINTENANCE]
         self.happened["maintenance"] += self.sandbox.run(["scontrol", "create", *words]).returncode == 0
         return lambda: self.sandbox.run(["scontrol", "delete", "reservationname=campaign"])
 
