@@ -64,7 +64,7 @@ class Trained(TrainingJob):
 class ElasticJobs(Ground):
     """All nodes on one host: packets can be kept from selasticd only, by a route that leads nowhere."""
 
-    healed_first = (*NETWORK, "slurmdbd", "slurmctld")
+    healed_first = (*NETWORK, "slurmdbd", "slurmctld", "maintenance")
     """Nothing comes back to where no packet arrives. A slurmctld that died young has no other source of its TRES, and a
     node needs one to come back to."""
     healed_last = "base"
