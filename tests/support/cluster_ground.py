@@ -65,8 +65,8 @@ class ElasticJobs(Ground):
     """All nodes on one host: packets can be kept from selasticd only, by a route that leads nowhere."""
 
     healed_first = (*NETWORK, "slurmdbd", "slurmctld", "maintenance")
-    """Nothing comes back to where no packet arrives. A slurmctld that died young has no other source of its TRES, and a
-    node needs one to come back to."""
+    """Nothing comes back to where no packet arrives, nor is a node ready that is in maintenance. A slurmctld that died
+    young has no other source of its TRES, and a node needs one to come back to."""
     healed_last = "base"
     stays_s: tuple[float, ...] = (0.0, 0.0, 0.3, 1.5)
     filled = 5
