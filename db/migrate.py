@@ -85,7 +85,8 @@ def probe(url: str, coming: Path | None = None) -> str:
     """
     if coming is not None and _lies_in(url, coming):
         # What holds for the place where the directory will be made holds in it.
-        parse_url(make_url(url).set(database=str(_nearest(coming) / coming.name)).render_as_string(hide_password=False))
+        nearest = next(parent for parent in coming.parents if parent.exists())
+        parse_url(make_url(url).set(database=str(nearest / coming.name)).render_as_string(hide_password=False))
         return "will be created"
     database = Database(url)
     try:
@@ -121,10 +122,6 @@ def _lies_in(url: str, coming: Path) -> bool:
         return False
     folder = Path(address.database).parent
     return not folder.exists() and folder in (coming, *coming.parents)
-
-
-def _nearest(folder: Path) -> Path:
-    return next(parent for parent in folder.parents if parent.exists())
 
 
 def _revision(connection: Connection) -> str | None:

@@ -125,8 +125,9 @@ class Executor:
         detail: dict[str, object] = {"resize": action.resize, "state": action.state, "detail": action.detail}
         self.store.events.add(action.job_id, EventKind.of(action.state), "selasticd", detail, now)
         self.store.resizes.advance(action.resize, action.state, action.detail, at=now)
+        why = f": {action.detail}" if action.detail else ""
         log.info(
-            "job %d: resize %d %s%s", action.job_id, action.resize, action.state, _because(action.detail),
+            "job %d: resize %d %s%s", action.job_id, action.resize, action.state, why,
             extra={"JOB": action.job_id, "RESIZE": action.resize},
         )  # fmt: skip
         self._notify(action.job_id)
@@ -219,7 +220,3 @@ class Executor:
         why: dict[str, object] = {"action": action.kind, "scope": wide.scope, "error": sentence, "again_in_s": rest_s}
         self.store.events.add(0, EventKind.RESTS, "selasticd", why, now)
         log.warning("%s is not tried for %s for %d s: %s", action.kind, wide.scope, rest_s, sentence)
-
-
-def _because(detail: str) -> str:
-    return f": {detail}" if detail else ""

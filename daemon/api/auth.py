@@ -58,7 +58,8 @@ class Authenticator:
         self._only_uid = os.geteuid() if settings.user_mode else None
         self._secret = secrets.token_urlsafe(32) if settings.user_mode else None
         self._proofs = Verifier(self._secret) if self._secret is not None else None
-        self._admins = {0, os.geteuid(), *uids((*settings.admins, _slurm_user(settings)))}
+        slurms_user = munge.slurm_conf_value("SlurmUser", settings.slurm_conf or None) or "root"
+        self._admins = {0, os.geteuid(), *uids((*settings.admins, slurms_user))}
 
     def who(self, authorization: str | None, method: str, target: str, body: bytes) -> Viewer:
         """The caller of a request to `target` (path and query as sent).
@@ -114,10 +115,6 @@ def spoken(authorization: str | None) -> tuple[str, str]:
             "the request is of no job's supervisor; register the job first: POST /v1/jobs/ID/register"
         )
     return scheme, value
-
-
-def _slurm_user(settings: ServerSettings) -> str:
-    return munge.slurm_conf_value("SlurmUser", settings.slurm_conf or None) or "root"
 
 
 def _certificates(path: str) -> str:

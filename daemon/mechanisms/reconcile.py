@@ -56,7 +56,7 @@ def next_actions(
     in_use = _understood(in_use)
     for orphan in roster.orphans:
         why = "the job that this companion belongs to does not run"
-        actions += COMPANION.undo(_base_of(orphan.name), (orphan.job_id,), why)
+        actions += COMPANION.undo(int(orphan.name.removeprefix("selastic-")), (orphan.job_id,), why)
     by_job = {resize.job_id: resize for resize in resizes}
     for number, why in (overtaken or {}).items():
         job_id = next(j for j, resize in by_job.items() if resize.id == number)
@@ -191,10 +191,6 @@ def _overdue(job: ElasticJob, resize: ResizeRow, now: float, bounds: Bounds) -> 
 def _base_in_use(job: ElasticJob, use: InUse) -> bool:
     """Whether the supervisor's word is about this very allocation."""
     return bool(job.held) and bool(units_of((job.held[0].piece,)) & units_of(use.pieces))
-
-
-def _base_of(name: str) -> int:
-    return int(name.removeprefix("selastic-"))
 
 
 NOTHING = Amount()

@@ -204,7 +204,10 @@ class Rounds:
             return False
         with self._part("plan"):
             # Some resizes may just have been closed, and Slurm may have refused what concerns all jobs.
-            seen = self._look(snapshot, roster, seen.now) if changed else self._as_now(seen)
+            if changed:
+                seen = self._look(snapshot, roster, seen.now)
+            else:
+                seen = replace(seen, site=self._site, settings=self.services.in_mode(self.mode))
             seen = replace(seen, marks=self.store.decisions.marks(roster.elastic))
         self._note_contradiction(snapshot)
         done = self._ask(seen)
@@ -327,9 +330,6 @@ class Rounds:
         in_use = {job_id: use for job_id, use in self.store.allocations.all_in_use().items() if job_id in connected}
         settings = self.services.in_mode(self.mode)
         return Observation(snapshot, roster, resizes, in_use, self._site, settings, now, self.facts)
-
-    def _as_now(self, seen: Observation) -> Observation:
-        return replace(seen, site=self._site, settings=self.services.in_mode(self.mode))
 
     def _reconcile(self, seen: Observation) -> bool:
         """What is due about resizes under way, and what services are to take back that do not act."""

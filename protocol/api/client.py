@@ -221,7 +221,7 @@ class Client:
         """Status, headers and body of the answer. Raises OSError or HTTPException, and DaemonUnreachable where somebody
         else than the daemon answers."""
         url, values = place
-        target, nonce = urlsplit(url).path + path, proofs.new_nonce()
+        target, nonce = urlsplit(url).path + path, secrets.token_hex(16)
         while True:
             connection, used = self._connection(url, values, timeout)
             headers = {"Accept": "application/json"}

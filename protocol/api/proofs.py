@@ -23,7 +23,6 @@ import hmac
 import itertools
 import os
 import re
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -32,11 +31,6 @@ from ..errors import NotAllowed
 
 NONCE = "Selastic-Nonce"
 PROOF = "Selastic-Proof"
-
-
-def new_nonce() -> str:
-    """One for each request."""
-    return secrets.token_hex(16)
 
 
 def prove_answer(key: bytes, nonce: str, target: str, status: int, body: bytes) -> str:

@@ -74,11 +74,6 @@ def factor_array(gpus: Array, nodes: Array, micro: Number) -> Array:
     return np.stack(np.broadcast_arrays(*_factors(gpus, nodes, micro)))
 
 
-def _compute_and_sync(terms: Array | Sequence[Number]) -> tuple[Number, Number]:
-    """(G, S), of the six times multiplied by their factors."""
-    return terms[0] + terms[1], terms[2] + terms[3] + terms[4] + terms[5]
-
-
 def sync_time(p: Sequence[Number], gpus: Number, nodes: Number) -> Number:
     """S."""
     factors = _factors(gpus, nodes, 0.0)
@@ -107,7 +102,7 @@ def log_step_time(p: Array, factors: Array, accumulation: Number) -> tuple[Array
     """(ln T, its gradient in the seven coordinates as the first axis); p and factors as the functions above give them,
     their other axes made to broadcast."""
     terms, gamma, more = p[:6] * factors, p[6], accumulation - 1
-    compute, sync = _compute_and_sync(terms)
+    compute, sync = terms[0] + terms[1], terms[2] + terms[3] + terms[4] + terms[5]
     u, v = compute**gamma, sync**gamma
     powers = u + v
     both = powers ** (1 / gamma)

@@ -67,7 +67,7 @@ class Reader:
         except RequestError:
             self.malformed.append(job.job_id)
         self.states[row.get("State", "").split(" ")[0]] += 1
-        self.days.append(_day(submit))
+        self.days.append(datetime.fromtimestamp(submit, timezone.utc).strftime("%Y-%m-%d %H:%M"))
         if request is None:
             return job
         return replace(
@@ -211,7 +211,3 @@ def seconds(text: str, column: str) -> float:
         return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
     except ValueError:
         raise ValueError(f"{column} is '{text}'; expected a time like 2026-11-20T13:20:41") from None
-
-
-def _day(at: float) -> str:
-    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M")
