@@ -143,10 +143,8 @@ class CommandClient(SlurmClient):
     def qos_users(self, qos: str) -> Mapping[QosUser, bool]:
         return accounting.qos_users(self._asked_of_slurmdbd("assoc", "format=account,user,partition,qos"), qos)
 
-    @_in_one_time
     def shares(self) -> ShareTree:
-        self._of_thread.until = min(self._of_thread.until, time.monotonic() + ASKED_OF_SLURMDBD_S)
-        return fair_share.tree(self._printed("sshare", "-a", "-n", "-P", "-o", fair_share.FIELDS))
+        return fair_share.tree(self._asked_briefly("sshare", "-a", "-n", "-P", "-o", fair_share.FIELDS))
 
     def excluded_nodes(self) -> dict[int, tuple[str, ...]]:
         rows = [line.partition("|") for line in self._printed("squeue", "-h", "-a", "-o", "%A|%x").split()]
@@ -155,10 +153,13 @@ class CommandClient(SlurmClient):
         except ValueError as error:
             raise SlurmUnparsable(f"squeue printed excluded nodes of no known form: {error}.") from None
 
-    @_in_one_time
     def _asked_of_slurmdbd(self, *words: str) -> str:
+        return self._asked_briefly("sacctmgr", "-n", "-P", "show", *words)
+
+    @_in_one_time
+    def _asked_briefly(self, *command: str) -> str:
         self._of_thread.until = min(self._of_thread.until, time.monotonic() + ASKED_OF_SLURMDBD_S)
-        return self._printed("sacctmgr", "-n", "-P", "show", *words)
+        return self._printed(*command)
 
     def end_states(self, job_ids: Sequence[int]) -> dict[int, str]:
         numbers = ",".join(str(pending_resize.job_number(job_id)) for job_id in job_ids)
@@ -169,21 +170,17 @@ class CommandClient(SlurmClient):
             raise _no_answer(done, "squeue")
         return parse.end_states(done.stdout)
 
-    @_in_one_time
     def last_runs(self, job_ids: Sequence[int]) -> dict[int, str]:
-        self._of_thread.until = min(self._of_thread.until, time.monotonic() + ASKED_OF_SLURMDBD_S)
         numbers = ",".join(str(pending_resize.job_number(job_id)) for job_id in job_ids)
         # Not what an earlier Slurm's jobs of these numbers did.
         words = ["-n", "-X", "-P", "-D", "-S", "now-10minutes", "-j", numbers, "-o", "JobIDRaw,Submit,State"]
-        return parse.last_runs(self._printed("sacct", *words))
+        return parse.last_runs(self._asked_briefly("sacct", *words))
 
-    @_in_one_time
     def ended_jobs(self, start: float, end: float) -> Sequence[accounting.EndedJob]:
-        self._of_thread.until = min(self._of_thread.until, time.monotonic() + ASKED_OF_SLURMDBD_S)
         now = time.time()
         window = (f"now-{max(0, round(now - at))}seconds" for at in (start, end))
         words = ["-n", "-P", "-a", "-X", "-D", "-s", accounting.ENDED_STATES, "-o", accounting.ENDED_FIELDS]
-        return accounting.ended_jobs(self._printed("sacct", *words, "-S", next(window), "-E", next(window)))
+        return accounting.ended_jobs(self._asked_briefly("sacct", *words, "-S", next(window), "-E", next(window)))
 
     def set_site_factor(self, job_id: int, factor: int) -> None:
         self._update(str(pending_resize.job_number(job_id)), f"SiteFactor={int(factor)}")
