@@ -244,6 +244,7 @@ def server_config(app: Application, settings: ServerSettings) -> uvicorn.Config:
         # Else a WebSocket library that happens to be installed would take connections out of BoundedProtocol's hands.
         ws="none",
         log_config=None,
+        log_level="error",  # it warns of each request of a stranger's that is none
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=STOP_S,

@@ -23,6 +23,29 @@ from slurm_elastic.daemon.selasticd.settings import Settings
 OF_PEER = 24
 
 
+@pytest.mark.parametrize("way", ["HTTP", "TLS"])
+def test_nobody_writes_into_the_log_by_requests_that_are_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    """One connection would fill the disk with lines, without any credential."""
+    caplog.set_level("INFO")
+    cert, key = self_signed(tmp_path) if way == "TLS" else ("", "")
+    settings = Settings(state_dir=str(tmp_path), tls_cert=cert, tls_key=key)
+    upgrade = b"GET /v1/health HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+    bad = b"GET /v1/jobs HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer x\r\n\r\n"
+    with fresh_store(f"sqlite:///{tmp_path / 'a.db'}") as store:
+        app = create_app(store, FakeController(), settings, Named(settings))  # type: ignore[arg-type]
+        with served(app, settings) as (server, port):
+            wait_until(lambda: server.started, 60)
+            caplog.clear()
+            for said in (upgrade, bad, b"no request\r\n\r\n", b"\x16\x03\x01nothing\r\n\r\n"):
+                with socket.create_connection(("127.0.0.1", port), 60) as peer:
+                    peer.sendall(said)
+                    with contextlib.suppress(ConnectionResetError):
+                        assert peer.recv(4096) or way == "TLS"
+            assert not caplog.messages
+
+
 def test_limits_leave_descriptors_for_rounds() -> None:
     """Of however many there may be; one peer never has all that several may have."""
     for open_files in (256, 1024, 16384, 1 << 20):
