@@ -14,9 +14,18 @@ NAME = "SELASTIC_CUDA_BACKEND"
 ACCEPTED = ("nccl", "gloo")
 
 
+def parts_of_gpus(env: Mapping[str, str]) -> str:
+    """By what this job holds parts of GPUs, of which two may be one GPU's; "" if nothing says so."""
+    if any(word.startswith("MIG-") for word in env.get("CUDA_VISIBLE_DEVICES", "").split(",")):
+        return "MIG"
+    if env.get("SLURM_SHARDS_ON_NODE", "0") != "0":
+        return "shards"
+    return "MPS" if "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in env else ""
+
+
 def chosen(env: Mapping[str, str]) -> str:
-    """One of ACCEPTED; nccl where nothing is said. Raises ConfigError."""
-    value = env.get(NAME) or ACCEPTED[0]
+    """One of ACCEPTED; where nothing is said gloo for parts of GPUs, else nccl. Raises ConfigError."""
+    value = env.get(NAME) or ("gloo" if parts_of_gpus(env) else "nccl")
     if value not in ACCEPTED:
         raise ConfigError(f"{NAME}={value} is not accepted; accepted: {', '.join(ACCEPTED)}")
     return value

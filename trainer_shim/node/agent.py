@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -43,6 +43,10 @@ FOLLOW_BACKLOG = 4 << 20
 STACKS_S = 2.0
 """How long a worker that is asked for its stacks may take to write them."""
 MOST_OF_DUMP = 1 << 20
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+OF_AMD = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+KFD = Path("/dev/kfd")
+"""There is a GPU of AMD's."""
 SOCKET_PATH = 107
 """Bytes of a Unix socket's path, at most."""
 
@@ -207,6 +211,7 @@ class Agent:
             for child in self._children.values():
                 child.close()
             host, port = self._address
+            env.update(devices_of_worker(os.environ, env.pop(VISIBLE, "")))
             env["SELASTIC_CONTROL"] = f"{host}:{port}"
             worker_process.run(self._arguments, env, output, verdict, dump, sockets)
         finally:
@@ -348,13 +353,30 @@ def connect(
         time.sleep(0.2)
 
 
-def gpus(env: dict[str, str]) -> list[str]:
+def names_devices(env: Mapping[str, str]) -> str:
+    """The variable that counts for which GPUs are ours. Slurm may set all of them, whatever the GPUs are; AMD's runtime
+    heeds its own first, and numbers anew, for the others, what that has left."""
+    return next((name for name in OF_AMD if KFD.exists() and env.get(name)), VISIBLE)
+
+
+def devices_of_worker(env: MutableMapping[str, str], device: str) -> dict[str, str]:
+    """What tells a worker its device; nothing else in `env` does from now on. device: "": none."""
+    name = names_devices(env) if device else VISIBLE
+    for other in OF_AMD if KFD.exists() else ():
+        env.pop(other, None)
+    if name != VISIBLE:
+        env.pop(VISIBLE, None)
+    return {name: device}
+
+
+def gpus(env: Mapping[str, str]) -> list[str]:
     """The device ids for this node's workers; "" stands for a worker without a GPU.
 
-    Slurm, or the user, says in CUDA_VISIBLE_DEVICES which GPUs are ours; outside Slurm every GPU of the machine is.
-    SELASTIC_NPROC, when set, says how many workers there are to be; where gloo moves CUDA tensors they share the GPUs.
+    Slurm, or the user, says in CUDA_VISIBLE_DEVICES which GPUs are ours, or in AMD's variables; outside Slurm every GPU
+    of the machine is. SELASTIC_NPROC, when set, says how many workers there are to be; where gloo moves CUDA tensors
+    they share the GPUs.
     """
-    devices = env.get("CUDA_VISIBLE_DEVICES")
+    devices = env.get(names_devices(env))
     if devices is None and "SLURM_JOB_ID" not in env:
         numbers = (path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
         devices = ",".join(sorted(numbers, key=lambda number: (len(number), number)))

@@ -26,7 +26,7 @@ from ..allocation.daemon_client import Connect
 from ..allocation.parent import Parent
 from ..allocation.pieces.machine import Machine
 from ..allocation.start import Start
-from ..control import copies
+from ..control import copies, cuda_backend
 from .driver import Supervisor
 from .state_machine.context import CHECKPOINT_S, RunLimits, SupervisorContext
 from .state_machine.parts import PARTS
@@ -162,6 +162,11 @@ def run_here(args: argparse.Namespace, more: Mapping[str, str] | None = None, co
         srun=args.srun_options,
     )
     start = replace(start, options=options)
+    if (parts := cuda_backend.parts_of_gpus(env)) and not env.get(cuda_backend.NAME):
+        said = (
+            f"CUDA tensors travel by gloo, as this job holds parts of GPUs ({parts}) and NCCL takes no two of one GPU"
+        )
+        print(f"selastic: {said}; {cuda_backend.NAME}=nccl says otherwise", file=sys.stderr)
     if args.dry_run:
         print(plan(start))
         return 0

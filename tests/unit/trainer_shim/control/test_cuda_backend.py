@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch
 from slurm_elastic.protocol.errors import ConfigError
 from slurm_elastic.trainer_shim.allocation import start
 from slurm_elastic.trainer_shim.control import cuda_backend
+from slurm_elastic.trainer_shim.supervisor import cli
 from slurm_elastic.trainer_shim.world import process_group
 
 
@@ -20,6 +23,33 @@ def test_cuda_tensors_travel_by_what_was_chosen(monkeypatch: pytest.MonkeyPatch,
     assert process_group.backend() == "gloo" or torch.cuda.is_available()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert process_group.backend() == f"cpu:gloo,cuda:{expected}"
+
+
+@pytest.mark.parametrize(
+    ("env", "parts"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "MIG-5c0f,MIG-77aa"}, "MIG"),
+        ({"SLURM_SHARDS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0"}, "shards"),
+        ({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50", "CUDA_VISIBLE_DEVICES": "0"}, "MPS"),
+        ({"SLURM_SHARDS_ON_NODE": "0", "CUDA_VISIBLE_DEVICES": "0,1"}, ""),
+        ({}, ""),
+    ],
+)
+def test_workers_with_parts_of_gpus_talk_by_gloo_and_this_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], env: dict[str, str], parts: str
+) -> None:
+    """NCCL refuses two ranks on one GPU; all workers of the job get the choice. What is set counts, and is not said."""
+    script = tmp_path / "train.py"
+    script.touch()
+    for given, backend, told in ((None, "gloo" if parts else "nccl", bool(parts)), ("nccl", "nccl", False)):
+        whole = {"PATH": "/bin", **env, **({cuda_backend.NAME: given} if given else {})}
+        assert start._agent_env(whole, in_slurm=True)[cuda_backend.NAME] == backend
+        monkeypatch.setattr(os, "environ", dict(whole))
+        parser = argparse.ArgumentParser()
+        cli.add_arguments(parser)
+        assert cli.run(parser.parse_args(["--dry-run", "--job-dir", str(tmp_path / "job"), str(script)])) == 0
+        said = f"selastic: CUDA tensors travel by gloo, as this job holds parts of GPUs ({parts})"
+        assert capsys.readouterr().err.startswith(said) == told
 
 
 @pytest.mark.parametrize("value", ["mpi", "NCCL", "gloo,nccl", " "])

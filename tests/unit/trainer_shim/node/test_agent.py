@@ -29,3 +29,31 @@ def test_a_workers_sockets_have_a_place_whatever_tmpdir_is(
     finally:
         shutil.rmtree(folder)
         shutil.rmtree(place.parent)
+
+
+@pytest.mark.parametrize(
+    ("amd", "env", "expected", "told"),
+    [
+        (True, {"ROCR_VISIBLE_DEVICES": "2,3"}, ["2", "3"], {"ROCR_VISIBLE_DEVICES": "3"}),
+        (True, {"HIP_VISIBLE_DEVICES": "1,0"}, ["1", "0"], {"HIP_VISIBLE_DEVICES": "0"}),
+        (True, {"GPU_DEVICE_ORDINAL": "5,6"}, ["5", "6"], {"GPU_DEVICE_ORDINAL": "6"}),
+        (True, {"CUDA_VISIBLE_DEVICES": "4,5"}, ["4", "5"], {"CUDA_VISIBLE_DEVICES": "5"}),
+        (True, dict.fromkeys((agent.VISIBLE, *agent.OF_AMD), "2,3"), ["2", "3"], {"ROCR_VISIBLE_DEVICES": "3"}),
+        (False, dict.fromkeys((agent.VISIBLE, *agent.OF_AMD), "2,3"), ["2", "3"],
+         {**dict.fromkeys(agent.OF_AMD, "2,3"), "CUDA_VISIBLE_DEVICES": "3"}),
+        (False, {"ROCR_VISIBLE_DEVICES": "2,3"}, [""], {"ROCR_VISIBLE_DEVICES": "2,3", "CUDA_VISIBLE_DEVICES": ""}),
+    ],
+)  # fmt: skip
+def test_a_worker_is_told_its_gpu_in_the_variable_that_its_driver_heeds(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    amd: bool,
+    env: dict[str, str],
+    expected: list[str],
+    told: dict[str, str],
+) -> None:
+    """Slurm sets one variable, or all. On AMD's GPUs the first that is set counts alone; else CUDA's does."""
+    monkeypatch.setattr(agent, "KFD", tmp_path if amd else tmp_path / "none")
+    assert agent.gpus({**env, "SLURM_JOB_ID": "1"}) == expected
+    own = agent.devices_of_worker(env, expected[-1])
+    assert {**env, **own} == told
