@@ -9,6 +9,7 @@
 // on a stream of its own; wait() makes the current stream wait, not the host; a lost peer or another shape hangs until
 // abort(); aborted, it refuses further work; a watchdog ends the process when a collective exceeds its time.
 #include <ATen/ATen.h>
+#include <torch/csrc/Event.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 #include <ATen/EmptyTensor.h>
@@ -456,6 +457,20 @@ static const Tensor& resize_(const Tensor& self, at::IntArrayRef size, std::opti
   impl->set_sizes_contiguous(size);
   return self;
 }
+// What has been launched goes on in the memory that it was given; nobody waits for it.
+static void resize_storage(const Tensor& holder, int64_t bytes) {
+  auto* impl = holder.storage().unsafeGetStorageImpl();
+  auto fresh = memory.allocate(bytes);
+  auto kept = std::min<size_t>(bytes, impl->nbytes());
+  if (kept) {
+    here().drain();
+    memcpy(fresh.get(), impl->data(), kept);
+  }
+  auto before = std::make_shared<at::DataPtr>(impl->set_data_ptr(std::move(fresh)));
+  impl->set_nbytes(bytes);
+  for (int i = 0; i < STREAMS; ++i)
+    if (queues[i].on) queues[i].push([before] {});
+}
 static Tensor& set_tensor(Tensor& self, const Tensor& other) {
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(other.storage());
@@ -795,6 +810,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("synchronize", [] {
     for (int i = 0; i < STREAMS; ++i) queues[i].drain();
+  });
+  m.def("resize_storage", [](const Tensor& t, int64_t n) { resize_storage(t, n); });
+  m.def("elapsed_ms", [](py::object from, py::object to) {
+    return ((THPEvent*)from.ptr())->event.elapsedTime(((THPEvent*)to.ptr())->event);
   });
   m.def("busy", [](double s) { here().push([s] { nap(s); }); });
   m.def("held", [] { return std::make_pair(held.load(), peak.load()); });

@@ -27,30 +27,31 @@ c: Any = importlib.import_module("standin_c")  # needs what torch.distributed ha
 CONNECT = datetime.timedelta(hours=1)
 
 
-class Event:
-    """torch.cuda.Event as far as it is used."""
+class Event(torch.Event):
+    """torch.cuda.Event as far as it is used; streams wait for it."""
 
-    def __init__(self, enable_timing: bool = False, **_: Any) -> None:
-        self._event = torch.Event("cuda", enable_timing=True)
-        self._recorded = False
+    _recorded = False
+
+    def __new__(cls, enable_timing: bool = False, **_: Any) -> Event:
+        return super().__new__(cls, "cuda", enable_timing=True)
 
     def record(self, stream: Any = None) -> None:
-        self._event.record(stream if stream is not None else current_stream())
+        super().record(stream if stream is not None else current_stream())
         self._recorded = True
 
     def query(self) -> bool:
-        return not self._recorded or self._event.query()
+        return not self._recorded or super().query()
 
     def synchronize(self) -> None:
         if self._recorded:
-            self._event.synchronize()
+            super().synchronize()
 
     def wait(self, stream: Any = None) -> None:
         if self._recorded:
-            self._event.wait(stream if stream is not None else current_stream())
+            super().wait(stream if stream is not None else current_stream())
 
-    def elapsed_time(self, other: Event) -> float:
-        return self._event.elapsed_time(other._event)
+    def elapsed_time(self, other: torch.Event) -> float:
+        return float(c.elapsed_ms(self, other))
 
 
 def _stream(number: int) -> Any:
@@ -101,6 +102,20 @@ for name, value in {
     "synchronize": lambda device=None: c.synchronize(),
 }.items():
     setattr(torch.cuda, name, value)
+
+_resize = torch.UntypedStorage.resize_
+
+
+def resize_(storage: Any, size: int) -> Any:
+    """A CPU build has none for CUDA, and fully_shard frees, and fills again, what it gathers."""
+    if storage.device.type != "cuda":
+        return _resize(storage, size)
+    holder = torch.empty(0, dtype=torch.uint8, device="cuda")
+    c.resize_storage(holder.set_(storage, 0, (0,)), size)
+    return storage
+
+
+setattr(torch.UntypedStorage, "resize_", resize_)  # noqa: B010  # mypy knows it as a method
 
 dist.Logger.set_runtime_stats_and_log = lambda self: None  # wants a timer of CUDA's own
 
