@@ -76,12 +76,15 @@ def interval(text: str) -> float:
     return value
 
 
+CLEAR = "\x1b[H\x1b[2J"
+
+
 def again(seconds: float, show: Callable[[], None]) -> int:
-    """Show it under the time, again and again, until Ctrl-C, which is a clean end; a daemon that does not answer is
-    asked again."""
+    """Show it under the time, again and again (a terminal is cleared), until Ctrl-C, which is a clean end; a daemon
+    that does not answer is asked again."""
     try:
         while True:
-            print(format_time(clock(), clock()))
+            print((CLEAR if sys.stdout.isatty() else "") + format_time(clock(), clock()))
             try:
                 show()
             except DaemonUnreachable as error:

@@ -42,6 +42,7 @@ COMMANDS = (
         "slurm_elastic.client.report.command",
         "what jobs did with their GPU-hours, and what it brought",
     ),
+    Command("top", _HERE + "status", "the status table, again and again", "add_top_arguments"),
     Command("pin", _HERE + "pin", "hold a job at a size"),
     Command("unpin", _HERE + "pin", "let a pinned job be resized again", "add_unpin_arguments", "run_unpin"),
     Command("hosts", _HERE + "hosts", "pairs of hosts that do not reach each other; clear them"),

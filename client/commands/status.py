@@ -46,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_output_options(parser, FIELDS, DEFAULT)
 
 
+def add_top_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of status: `selastic top` is `selastic status -i 2`."""
+    add_arguments(parser)
+    parser.set_defaults(iterate=2.0)
+
+
 def run(args: argparse.Namespace) -> int:
     """Print a row per job that is pending or running, and for one named with -j that has ended. A job named that is not
     known ends, after the rows of the others, with exit status 1."""

@@ -191,14 +191,15 @@ def test_a_companion_is_told_from_a_job_that_nobody_knows(daemon: Daemon, run: R
     assert "job 1299 is not known" in run("explain", "1299")[2]
 
 
+@pytest.mark.parametrize("command", ["status", "top"])
 def test_a_repeated_status_says_that_the_daemon_is_away_and_goes_on(
-    daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch
+    command: str, daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A restart of the daemon does not end a running status -i; Ctrl-C is its clean end."""
-    from slurm_elastic.client.commands import status as command
+    """A restart of the daemon does not end a running status -i, or top; Ctrl-C is its clean end."""
+    from slurm_elastic.client.commands import status as module
 
     answers = iter([DaemonUnreachable("selasticd does not answer"), None])
-    real = command.current
+    real = module.current
 
     def current(args: Any) -> Any:
         error = next(answers, KeyboardInterrupt())
@@ -206,8 +207,8 @@ def test_a_repeated_status_says_that_the_daemon_is_away_and_goes_on(
             raise error
         return real(args)
 
-    monkeypatch.setattr(command, "current", current)
-    status, out, _ = run("status", "-i", "0.2")
+    monkeypatch.setattr(module, "current", current)
+    status, out, _ = run(command, "-i", "0.2")
     assert status == 0
     assert out.index("selasticd does not answer") < out.index("JOBID")
 
