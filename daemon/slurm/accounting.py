@@ -97,18 +97,25 @@ class Limits:
     """The users who have an association of their own for a partition."""
 
 
+def configured(config: str, key: str, otherwise: str = "") -> str:
+    """What a key is set to, by `scontrol show config`."""
+    found = re.search(rf"(?mi)^{key}\s*=\s*([^\s(]+)", config)
+    return found[1] if found else otherwise
+
+
+def multifactor(config: str) -> bool:
+    """Whether priorities are made of factors, by `scontrol show config`."""
+    return configured(config, "PriorityType") == "priority/multifactor"
+
+
 def enforced(config: str) -> frozenset[str]:
     """What `scontrol show config` says that accounting enforces: associations, limits, qos, safe, …."""
-    match = re.search(r"(?m)^AccountingStorageEnforce\s*=\s*(\S*)", config)
-    return frozenset(match[1].lower().split(",")) if match else frozenset()
+    return frozenset(configured(config, "AccountingStorageEnforce").lower().split(",")) - {""}
 
 
 def run_minutes_lag_s(config: str) -> float | None:
     """For how long Slurm counts minutes of a job that have passed as still to come; None: until the job ends."""
-    if not re.search(r"(?m)^PriorityType\s*=\s*priority/multifactor", config):
-        return None
-    match = re.search(r"(?m)^PriorityCalcPeriod\s*=\s*([\d:-]+)", config)
-    return float(duration_s(match[1])) if match else 300.0
+    return float(duration_s(configured(config, "PriorityCalcPeriod", "5:00"))) if multifactor(config) else None
 
 
 def limits(text: str, safe: bool = False) -> Limits:

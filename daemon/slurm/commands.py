@@ -127,7 +127,7 @@ class CommandClient(SlurmClient):
             partition_users=known.partition_users,
             run_minutes_lag_s=accounting.run_minutes_lag_s(config),
             checks_qos="qos" in enforced,
-            orders_queue=(multifactor := site.multifactor(config)) and self._is_operator(config),
+            orders_queue=(multifactor := accounting.multifactor(config)) and self._is_operator(config),
             multifactor=multifactor,
         )
 
@@ -294,9 +294,8 @@ class CommandClient(SlurmClient):
     def _is_operator(self, config: str) -> bool:
         """Whether the caller may change everybody's jobs."""
         if not self._operator:
-            found = re.search(r"(?m)^SlurmUser\s*=\s*([^\s(]+)", config)
             user = pwd.getpwuid(os.geteuid()).pw_name
-            self._operator = user in ("root", found[1] if found else "")
+            self._operator = user in ("root", accounting.configured(config, "SlurmUser"))
             with contextlib.suppress(SlurmError):  # no slurmdbd: nobody has been granted anything
                 self._operator = self._operator or user in self.operators()
         return self._operator
@@ -336,8 +335,7 @@ class CommandClient(SlurmClient):
         return "" if done.returncode == 0 else _said(done)
 
     def _configured(self, key: str) -> str:
-        found = re.search(rf"(?m)^{key}\s*=\s*([^\s(]+)", self._shown("show", "config"))
-        return found[1] if found else ""
+        return accounting.configured(self._shown("show", "config"), key)
 
     def release(self) -> tuple[int, int]:
         """(22, 5) when Slurm 22.05 is installed here; slurmctld is not asked."""

@@ -13,7 +13,7 @@ from math import inf
 from slurm_elastic.protocol.errors import SlurmUnparsable
 from slurm_elastic.protocol.messages import NOT_TRIED, REFUSED, Tried
 
-from .accounting import WORD, PartitionUser, QosUser, SlurmLimit
+from .accounting import WORD, PartitionUser, QosUser, SlurmLimit, configured, multifactor
 from .fair_share import ShareTree
 from .nodelist import expand
 
@@ -21,6 +21,7 @@ BF_INTERVAL_S = 30.0
 """Slurm's own default."""
 STARTS_UNDER_NO_SWITCH = (25, 5)
 """The first release that may. 22.05 and 24.11 leave jobs for a node under no switch waiting; 26.05 starts them."""
+Members = Callable[[frozenset[str] | None], frozenset[str] | None]
 ACCOUNTS_HOLD_THOSE_BELOW = (23, 2)
 """The first release where a partition's list of accounts counts for all accounts below these, too."""
 
@@ -166,35 +167,22 @@ def bf_interval_s(config: str) -> float:
     return float(said[1]) if said else BF_INTERVAL_S
 
 
-def multifactor(config: str) -> bool:
-    """Whether priorities are made of factors, by `scontrol show config`."""
-    return re.search(r"(?m)^PriorityType\s*=\s*priority/multifactor", config) is not None
-
-
 def counts_shares(config: str) -> bool:
     """Whether `scontrol show config` says that the queue's order depends on fair-share."""
-    said = dict(re.findall(r"(?mi)^(PriorityType|PriorityWeightFairShare)\s*=\s*(\S+)", config))
-    known = {key.lower(): value for key, value in said.items()}
-    return known.get("prioritytype") == "priority/multifactor" and known.get("priorityweightfairshare", "0") != "0"
+    return multifactor(config) and configured(config, "PriorityWeightFairShare", "0") != "0"
 
 
 def saves_power(config: str) -> bool:
     """Whether `scontrol show config` says that idle nodes are put to sleep."""
-    return _suspends(_suspending(config).get("SuspendTime", "NONE")) and can_suspend(config)
+    return _suspends(configured(config, "SuspendTime", "NONE")) and can_suspend(config)
 
 
 def can_suspend(config: str) -> bool:
     """Whether it has a program for that: a partition may have a time of its own."""
-    return _suspending(config).get("SuspendProgram", "(null)") != "(null)"
+    return configured(config, "SuspendProgram") != ""
 
 
-def _suspending(config: str) -> dict[str, str]:
-    return dict(re.findall(r"(?m)^(SuspendTime|SuspendProgram)\s*=\s*(\S+)", config))
-
-
-def partitions(
-    text: str, members: Callable[[frozenset[str] | None], frozenset[str] | None] = lambda groups: None
-) -> tuple[dict[str, PartitionRules], dict[str, str]]:
+def partitions(text: str, members: Members) -> tuple[dict[str, PartitionRules], dict[str, str]]:
     """By partition its rules, and its QOS where it has one, of `scontrol -o show partition`. members: of groups."""
     rules: dict[str, PartitionRules] = {}
     qos: dict[str, str] = {}

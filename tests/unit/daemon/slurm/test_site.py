@@ -188,11 +188,21 @@ PARTITIONS = (
 
 def test_what_partitions_ask_of_their_jobs_is_read() -> None:
     """As 22.05 prints it; a record of another form is an error."""
-    rules, qos = partitions(PARTITIONS)
-    one = PartitionRules("DRAIN", 2, 3, 4, True, accounts=frozenset({"x", "y"}), no_qos=frozenset({"z"}), suspends=True)
+    rules, qos = partitions(PARTITIONS, members_of)
+    one = PartitionRules(
+        "DRAIN",
+        2,
+        3,
+        4,
+        True,
+        accounts=frozenset({"x", "y"}),
+        no_qos=frozenset({"z"}),
+        users=members_of(frozenset({"games"})),
+        suspends=True,
+    )
     assert (rules, qos) == ({"main": PartitionRules(), "a": one}, {"a": "part"})
     with pytest.raises(SlurmUnparsable, match="a partition of no known form"):
-        partitions("PartitionName=a MinNodes=many")
+        partitions("PartitionName=a MinNodes=many", members_of)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +211,7 @@ def test_what_partitions_ask_of_their_jobs_is_read() -> None:
 )
 def test_a_partition_whose_nodes_users_do_not_share_is_known_by_each_release(said: str, exclusive: bool) -> None:
     """26.05 writes it otherwise than those before it."""
-    rules, _ = partitions(f"PartitionName=main {said} State=UP")
+    rules, _ = partitions(f"PartitionName=main {said} State=UP", members_of)
     assert rules["main"].exclusive_user is exclusive
 
 
