@@ -94,6 +94,8 @@ for name, value in {
     "mem_get_info": mem_get_info,
     "manual_seed": lambda seed: None,
     "manual_seed_all": lambda seed: None,
+    "get_rng_state": lambda device=None: torch.empty(0, dtype=torch.uint8),  # it draws by the host's
+    "set_rng_state": lambda state, device=None: None,
     "Event": Event,
     "Stream": lambda device=None, priority=0, **_: torch.Stream(device="cuda", priority=priority),
     "stream": stream,

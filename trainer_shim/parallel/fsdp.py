@@ -8,6 +8,7 @@ root stays the same object).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 from collections import OrderedDict, defaultdict
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from slurm_elastic.protocol.errors import TrainingError
 
@@ -43,6 +45,9 @@ from .initial_values import check_init, draw, names_on_meta
 from .planned_sharding import plan_of
 from .reduction.mean import Mean
 from .strategy import Strategy
+
+PLAIN = (torch.Tensor, int, float, str, type(None))
+"""What a model's result is made of where its tensors can be found in it."""
 
 
 class Sharded(Strategy):
@@ -205,7 +210,21 @@ class Sharded(Strategy):
         return attempt(lambda: self.module(*args, **kwargs), self.on_error, lambda: self._stand_in(*args, **kwargs))
 
     def _stand_in(self, *args: Any, **kwargs: Any) -> Any:
-        """Of a whole model of zeros: something for the rest of a void step, in which ranks cannot compute together."""
+        """Zeros for the rest of a void step, in which ranks cannot compute together, and whose GPU may be full: of the
+        shapes that the model would return, which are found without memory. Where they depend on values a whole model of
+        zeros computes them."""
+
+        def blank(value: torch.Tensor) -> torch.Tensor:
+            return value.detach().to("meta")
+
+        def zeros(value: torch.Tensor) -> torch.Tensor:
+            return torch.zeros_like(value, device=self._device, requires_grad=value.requires_grad)
+
+        with contextlib.suppress(Exception):  # whatever it computes with what is not there
+            given, named = tree_map_only(torch.Tensor, blank, (args, kwargs))
+            found = copy.deepcopy(self._blank)(*given, **named)
+            if all(isinstance(leaf, PLAIN) for leaf in tree_leaves(found)):
+                return tree_map_only(torch.Tensor, zeros, found)
         model = copy.deepcopy(self._blank).to_empty(device=self._device)
         with torch.no_grad():
             for tensor in [*model.parameters(), *model.buffers()]:

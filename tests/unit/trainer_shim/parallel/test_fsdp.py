@@ -346,3 +346,43 @@ def test_a_left_world_leaves_no_threads_and_no_connections() -> None:
         gc.collect()  # hooks and modules hold each other
         open_.append([sum(1 for _ in Path("/proc/self", what).iterdir()) for what in ("task", "fd")])
     assert open_[1:] == open_[:-1], open_
+
+
+class Counted(nn.Module):
+    """Its result has as many rows as its parameters say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)[: 1 + int(self.inner.bias.sum())]
+
+
+@pytest.mark.parametrize(
+    ("model", "whole", "shape"),
+    [
+        (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5)), False, (2, 3)),
+        (nn.LSTM(4, 3), False, (2, 3)),  # its result is a tuple
+        (nn.TransformerEncoderLayer(4, 2, 8), False, (2, 4)),
+        (Counted(), True, (1, 3)),
+    ],
+    ids=["sequence", "lstm", "attention", "by values"],
+)
+def test_a_void_step_needs_no_whole_model(
+    monkeypatch: pytest.MonkeyPatch, model: nn.Module, whole: bool, shape: tuple[int, ...]
+) -> None:
+    """Zeros that a loss can be computed and differentiated of, made without memory for a parameter, as the GPU may be
+    full; only where a result's shape depends on values a whole model computes it."""
+    made: list[str] = []
+    fill = nn.Module.to_empty
+    monkeypatch.setattr(
+        nn.Module, "to_empty", lambda self, **kw: (made.append(type(self).__name__), fill(self, **kw))[1]
+    )
+    part = Sharded(model, [], {}, replicas_shard=True)
+    part.void = True
+    found = part(torch.ones(2, 4))
+    result = found[0] if isinstance(found, tuple) else found
+    assert (tuple(result.shape), result.device.type, float(result.detach().abs().sum())) == (shape, "cpu", 0.0)
+    result.sum().backward()
+    assert bool(made) == whole
