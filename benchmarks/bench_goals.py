@@ -25,8 +25,7 @@ from bench_simulator import made_up
 from instances import make
 
 from slurm_elastic.daemon.optimizer.models.observation import Observation
-from slurm_elastic.daemon.optimizer.models.prior import Prior
-from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
+from slurm_elastic.daemon.optimizer.models.prior import DEFAULT, Prior
 from slurm_elastic.daemon.optimizer.models.throughput import fit_many
 from slurm_elastic.daemon.optimizer.plan import ChoiceTables
 from slurm_elastic.daemon.optimizer.solver.knapsack import solve_table

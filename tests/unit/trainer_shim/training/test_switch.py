@@ -14,8 +14,7 @@ from refused_worlds import BOUND_S, gone_back, refused
 from waiting import wait_until
 from worker_harness import Control, Start, Zygote, alone, difference, result
 
-from slurm_elastic.trainer_shim.data.sampling import Slicing
-from slurm_elastic.trainer_shim.data.shares import Shares
+from slurm_elastic.trainer_shim.data.sampling import Shares, Slicing
 from slurm_elastic.trainer_shim.state.kept_parts import State
 from slurm_elastic.trainer_shim.training.switch import WorldSwitch
 from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS
