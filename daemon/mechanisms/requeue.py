@@ -105,7 +105,7 @@ def _own_nodes(job: ResizableJob) -> dict[str, Amount]:
 
 
 COMES_BACK = "it was put back, and comes back at what fits"
-STARTS_SMALLER = "there is no room for what its script asks for, and it accepts less (first_size)"
+STARTS_SMALLER = "what its script asks for is not idle, and it accepts less (first_size)"
 ASKS_AGAIN = "it did not start at another size, and asks for its script's again"
 
 

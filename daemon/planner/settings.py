@@ -70,12 +70,14 @@ class PlannerSettings(ResizeSettings, Modes):
     lower efficiency make everyone later. What is left is known where a script says its epochs or steps; any other job
     counts as the average. Nearer 1 the shortest are preferred more. 0: every job counts alike to its last step."""
 
-    first_size: str = choice(SCRIPT, meanings=FIRST_SIZES)
-    """At which size an elastic job starts for which there is no room as its script asks. It grows from there. Another
-    size than the script's is never larger, is set in the queue only where its GPUs are free at that moment, and is
-    taken back where the job does not start. Where elastic jobs queue, jobs are done earlier in the mean; one job may be
-    worse off than if it had waited, and stays small if selasticd ends. Only jobs that have never run and asked for
-    their GPUs per node, without a list of nodes, `--exclusive` or an array."""
+    first_size: str = choice(SMALLEST, meanings=FIRST_SIZES)
+    """At which size an elastic job starts that Slurm does not start at once as its script asks, since elastic jobs have
+    to make room for it, or cannot. It grows from there. Another size than the script's is never larger, is set in the
+    queue only where its GPUs are free at that moment, and is taken back where the job does not start. What a job starts
+    with it never gives up, but for whole nodes: with `smallest` the rest goes where it is worth most, and jobs start
+    sooner and are done earlier in the mean. One job may be worse off than if it had waited, and stays small if
+    selasticd ends. Only jobs that have never run and asked for their GPUs per node, without a list of nodes,
+    `--exclusive` or an array."""
 
     queue_weight: int = number(1000, 1, 1_000_000_000)
     """Most that the service `queue` adds to the priority of a waiting job, as its SiteFactor: it counts beside what

@@ -116,16 +116,15 @@ def test_a_preempted_job_trains_on_what_is_left(selasticd: Selasticd, tiers: Non
 
 
 def test_a_job_that_has_no_room_starts_small_and_grows(empty_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six of eight nodes are taken and four asked for: with `first_size = "smallest"` the job runs on one of the two
-    that are idle, in place of waiting, grows onto the other, and has the rest of what it asked for when the six are
-    free."""
-    with live_daemon(empty_sandbox, monkeypatch, 'first_size = "smallest"\n') as selasticd:
+    """Six of eight nodes are taken and four asked for: the job runs on one GPU of one of the two that are idle, in
+    place of waiting, grows onto all of both, and has the rest of what it asked for when the six are free."""
+    with live_daemon(empty_sandbox, monkeypatch) as selasticd:
         rigid = selasticd.rigid(6)
         wait_until(lambda: selasticd.jobs()[rigid].running, 60, selasticd.log)
-        job = selasticd.submit("-N4", "--gres=gpu:a100:4", comment="elastic:gpus=4-16,step=4,batch=240-3840")
+        job = selasticd.submit("-N4", "--gres=gpu:a100:4", comment="elastic:gpus=1-16,batch=240-3840")
         selasticd.settles_at(job, 8, 120)
         base = selasticd.jobs()[job]
-        assert base.running and base.num_nodes == 1 and selasticd.jobs()[rigid].running
+        assert base.running and (base.num_nodes, base.gpus) == (1, 1) and selasticd.jobs()[rigid].running
         assert "resume" in selasticd.events(job)
         assert empty_sandbox.run(["scancel", str(rigid)]).returncode == 0
         selasticd.settles_at(job, 16, 120)

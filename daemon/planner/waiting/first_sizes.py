@@ -19,7 +19,7 @@ from ...capacity.pending_jobs import Kind, Need
 from ...capacity.placement import ShapeTemplate, can_restart, whole_sizes
 from ...capacity.roster import ElasticJob
 from ...slurm.model import Job, Size
-from ..settings import PLAN, SCRIPT, SMALLEST
+from ..settings import SCRIPT, SMALLEST
 from ..tables import AcceptedBy
 
 BACK_S = 10.0
@@ -126,11 +126,11 @@ def first_sizes(kind: str, waiting: Waiting, make_room: MakeRoom, divide: Divide
     late = {i: one.script for i, one in standing.items() if i not in starting and waiting.now >= one.at + BACK_S}
     needs = [_resized(need, late.get(need.job_id)) for need in waiting.needs]
     room = make_room(needs) if late else room
-    left_alone, unserved = _starting(room) | (standing.keys() - late.keys()), {need.job_id for need in room.unserved}
+    left_alone = _starting(room) | (standing.keys() - late.keys())
     candidates = [
         one
         for need in (needs if kind != SCRIPT else ())
-        if need.job_id not in left_alone and (kind == PLAN or need.job_id in unserved)
+        if need.job_id not in left_alone
         if (one := waiting.candidate(need)) is not None
     ]
     if not candidates:

@@ -51,9 +51,9 @@ def test_a_job_starts_at_what_the_plan_would_give_it() -> None:
     assert made.plan().first.starts == {1: Size(1, 4)}
 
 
-def test_elastic_jobs_make_room_for_the_size_that_the_plan_gives() -> None:
+def test_elastic_jobs_make_room_for_the_first_size() -> None:
     """Job 2 has four nodes and job 1 asks for three of them. An even share is two: two are given up, not three, and
-    job 1 is given its size when they are free, not before."""
+    job 1 is given its size when they are free, not before. With the smallest size as the first, one is."""
     made = World(4)
     made.settings = replace(SETTINGS, first_size="script")
     made.job(2, "n1 n2 n3 n4", WHOLE_NODES)
@@ -64,6 +64,10 @@ def test_elastic_jobs_make_room_for_the_size_that_the_plan_gives() -> None:
     plan = made.plan(models={1: model()})
     assert order(plan, 2).gpus == 8 and plan.first.starts == {} and plan.first.aims == {1: Size(2, 4)}
     assert "elastic jobs give up 8 GPUs for it" in row(plan, 1).evidence["next"]
+    made.settings = replace(SETTINGS, first_size="smallest")
+    least = made.plan()
+    assert order(least, 2).gpus == 12 and least.first.starts == {} and least.first.aims == {1: Size(1, 4)}
+    made.settings = replace(SETTINGS, first_size="plan")
     made.cluster.run(2, "n1 n2", 4, WHOLE_NODES)
     assert made.plan(models={1: model()}).first.starts == {1: Size(2, 4)}
 
