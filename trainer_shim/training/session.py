@@ -479,6 +479,8 @@ class Session:
         client, world = self.membership.client, self.membership.world
         if client is not None and world is not None:
             said = f"{kind.__name__}: {error}"[:500]
+            if issubclass(kind, torch.cuda.OutOfMemoryError):
+                self.world_switch.too_large(said)
             client.send({"type": "failed", "generation": world.generation, "error": said})
             client.flush()
         self._excepthook(kind, error, trace)

@@ -124,6 +124,8 @@ class WorldSwitch:
         self.watch: DeviceWatch | None = None
         """Of the world that the training is in."""
         self._put_off = 0
+        self._entered_at = -1
+        """The step that the world began at."""
         self._computed = 0
         """Samples that this rank computed at a time in the world before."""
         self.has_passes = True
@@ -248,6 +250,7 @@ class WorldSwitch:
             if captured is not None:
                 state.restore(captured)
             state_transfer.copy_to_joiners(state, world, holders, session.device, seconds)
+        self._entered_at = state.progress.step
         worlds.gather(world, 0)  # nobody computes while another one may still find that it cannot
         survivor = session.membership.source == "survivor"
         if self.watch is None:
@@ -334,6 +337,16 @@ class WorldSwitch:
         again = tried > self._computed > 0
         if again:
             session.tuning.fitted = max(self._computed, tried // 2)
+        self._say_no_room(problem, again)
+
+    def too_large(self, problem: str) -> None:
+        """A GPU's lack of memory ends the script. In the first step of a world, from which there is no way back in this
+        process, all start again at the old size, and no such world is to come again."""
+        if self._session.membership.source == "survivor" and self._session.state.progress.step == self._entered_at:
+            self._say_no_room(problem, again=False)
+
+    def _say_no_room(self, problem: str, again: bool) -> None:
+        session = self._session
         if session.membership.client is not None:
             said = {"generation": session.world().generation, "error": problem, "again": again}
             session.membership.client.send({"type": "no_room", **said})

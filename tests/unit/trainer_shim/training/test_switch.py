@@ -16,6 +16,7 @@ from worker_harness import Control, Start, Zygote, alone, difference, result
 
 from slurm_elastic.trainer_shim.data.sampling import Shares, Slicing
 from slurm_elastic.trainer_shim.state.kept_parts import State
+from slurm_elastic.trainer_shim.training.session import Session
 from slurm_elastic.trainer_shim.training.switch import WorldSwitch
 from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS
 from slurm_elastic.trainer_shim.world.process_group import LATER_BOUNDS, World
@@ -214,3 +215,33 @@ def test_a_switch_copies_nothing_before_the_gpu_has_done_the_last_step() -> None
     with pytest.raises(torch.distributed.DistBackendError, match="aborted"):
         switch.switch(coming)
     assert not begun
+
+
+@pytest.mark.parametrize(
+    ("error", "source", "step", "told"),
+    [
+        (torch.cuda.OutOfMemoryError("CUDA out of memory."), "survivor", 7, ["no_room", "failed"]),
+        (torch.cuda.OutOfMemoryError("CUDA out of memory."), "survivor", 8, ["failed"]),
+        (torch.cuda.OutOfMemoryError("CUDA out of memory."), "checkpoint", 7, ["failed"]),
+        (ValueError("a script's own"), "survivor", 7, ["failed"]),
+    ],
+)
+def test_a_script_that_ends_as_a_new_world_does_not_fit_has_its_size_refused(
+    error: Exception, source: str, step: int, told: list[str]
+) -> None:
+    """Also where the loop is a framework's, or the script's own, or between two passes: nobody goes back there. Only in
+    the first step after a resize; what comes later, or in a world that was started at that size, is the script's."""
+    sent: list[dict[str, Any]] = []
+    client = SimpleNamespace(send=sent.append, flush=lambda: None)
+    membership = SimpleNamespace(client=client, source=source, world=World(3, 0, 2))
+    progress = SimpleNamespace(step=step)
+    session: Any = SimpleNamespace(
+        membership=membership, state=SimpleNamespace(progress=progress), world=lambda: membership.world
+    )
+    session.world_switch = WorldSwitch(session)
+    session.world_switch._entered_at = 7
+    session._excepthook = lambda *given: None
+    Session._ended_by(session, type(error), error, None)
+    assert [message["type"] for message in sent] == told
+    assert all(message["generation"] == 3 for message in sent)
+    assert not sent[0].get("again")

@@ -274,3 +274,21 @@ def test_a_size_that_does_not_fit_into_memory_is_not_tried_twice(again: bool) ->
     assert len(details) == (1 if again else 2)
     assert all("world 2 does not fit: CUDA out of memory" in detail for detail in details)
     assert drive.context.mode is Mode.RUNNING
+
+
+def test_a_size_whose_first_step_ends_the_script_for_memory_is_left_for_good() -> None:
+    """Where there is no way back in the processes: all start again on what the job had, not at that size until
+    it is given up; and the next order of that size fails at once."""
+    drive = Drive().up()
+    agreed_grow(drive)
+    drive.say("10.n1.0", "no_room", generation=2, error="OutOfMemoryError: CUDA out of memory", again=False)
+    drive.say("10.n1.0", "failed", generation=2, error="OutOfMemoryError: CUDA out of memory")
+    drive(WorkerExit("10.n1.0", 1, 0, True, "OutOfMemoryError at train.py:7"))
+    drive.die_when_killed()
+    drive.settle()
+    assert drive.phases(1)[-1] == "failed"
+    assert drive.context.mode is not Mode.ENDED and drive.context.pieces == (BASE,)
+    drive.order(2, (BASE,), (SHAPE,))
+    drive.settle()
+    details = [tell.said.detail for tell in drive.every(Tell) if tell.said.what == "failed"]
+    assert len(details) == 2 and all("CUDA out of memory" in detail for detail in details), details
