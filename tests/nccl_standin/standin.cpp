@@ -769,6 +769,28 @@ struct StandIn final : c10d::Backend {
           if (mean) ho.div_(size);
         });
   }
+  // Of several tensors: one after the other on the communicator's stream, so that the last one's end is all ones'.
+  c10::intrusive_ptr<Work> allgather_into_tensor_coalesced(std::vector<Tensor>& out, std::vector<Tensor>& in,
+                                                           const c10d::AllgatherOptions& o) override {
+    c10::intrusive_ptr<Work> last;
+    for (size_t i = 0; i < in.size(); ++i) last = _allgather_base(out[i], in[i], o);
+    return last;
+  }
+  c10::intrusive_ptr<Work> reduce_scatter_tensor_coalesced(std::vector<Tensor>& out, std::vector<Tensor>& in,
+                                                           const c10d::ReduceScatterOptions& o) override {
+    c10::intrusive_ptr<Work> last;
+    for (size_t i = 0; i < in.size(); ++i) last = _reduce_scatter_base(out[i], in[i], o);
+    return last;
+  }
+  c10::intrusive_ptr<Work> allreduce_coalesced(std::vector<Tensor>& all,
+                                               const c10d::AllreduceCoalescedOptions& o) override {
+    c10::intrusive_ptr<Work> last;
+    for (auto& t : all) {
+      std::vector<Tensor> one{t};
+      last = allreduce(one, o);
+    }
+    return last;
+  }
   c10::intrusive_ptr<Work> barrier(const c10d::BarrierOptions&) override {
     std::vector<Tensor> t{at::zeros({1}, at::TensorOptions().device(at::kCUDA))};
     return allreduce(t, c10d::AllreduceOptions());
