@@ -58,12 +58,15 @@ class Derived(Generic[K, A, V]):
         return self._of(keys, keys, asked, 0.0)
 
     def _of(self, keys: Sequence[K], inputs: Sequence[Any], asked: Sequence[A], now: float) -> list[V]:
-        rows, old, until = self._rows, self._old, self._until
+        rows, old, until, by_key = self._rows, self._old, self._until, inputs is keys
         found, lacking = list[Any](), dict[K, tuple[Any, A]]()
         for key, own, one in zip(keys, inputs, asked, strict=True):
-            row = rows.get(key) or (old.pop(key, None) if old else None)
-            if row is not None and row[0] == own and (until is None or row[2] <= now < until(row[1], row[2])):
-                rows[key] = own, row[1], row[2]  # what is the same object next time is compared at once
+            row = rows.get(key)
+            if row is None and old and (row := old.pop(key, None)) is not None:
+                rows[key] = row
+            if row is not None and (by_key or row[0] == own) and (until is None or row[2] <= now < until(*row[1:])):
+                if row[0] is not own and not by_key:  # what is the same object next time is compared at once
+                    rows[key] = own, row[1], row[2]
                 found.append(row[1])
             else:
                 lacking[key] = own, one

@@ -5,6 +5,7 @@ A cache here is only ever of rows that this process alone writes; it is changed 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -45,6 +46,7 @@ class StorePart:
         self._memory = threading.Lock()
 
 
+@functools.cache
 def names_of(kind: type[Any]) -> tuple[str, ...]:
     """The fields of a record, as the columns are called."""
     return tuple(kind.__dataclass_fields__)
@@ -52,7 +54,7 @@ def names_of(kind: type[Any]) -> tuple[str, ...]:
 
 def record(kind: type[T], row: Any) -> T:
     """The record that a row holds; further columns are left out."""
-    values = row._mapping
+    values = row._asdict()
     return kind(**{name: values[name] for name in names_of(kind)})
 
 

@@ -110,7 +110,7 @@ class Decisions(StorePart):
             newest = select(func.max(rows.id)).where(rows.job_id.in_(some)).group_by(rows.job_id)
             query = select(*(rows[name] for name in _FIELDS if name != "alternatives")).where(rows.id.in_(newest))
             with self._db.read() as connection:
-                found = [DecisionRow(**row._mapping) for row in connection.execute(query).all()]
+                found = [DecisionRow(**row._asdict()) for row in connection.execute(query).all()]
             self._standing.update(dict.fromkeys(some))
             for row in found:
                 self._marks[row.job_id], self._standing[row.job_id] = row.mark, _brief(row, row.at)
