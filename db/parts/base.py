@@ -55,7 +55,7 @@ def names_of(kind: type[Any]) -> tuple[str, ...]:
 def record(kind: type[T], row: Any) -> T:
     """The record that a row holds; further columns are left out."""
     values = row._asdict()
-    return kind(**{name: values[name] for name in names_of(kind)})
+    return kind(**{name: values[name] for name in names_of(kind)})  # type: ignore[arg-type]  # a class is hashable
 
 
 def insert_or_ignore(database: Database, table: Table) -> Any:
