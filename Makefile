@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
 .PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites test-hosts soak slurm ready clean hooks hooks-deps
-.PHONY: test-rehearse fuzz test-packages test-browser test-api test-exact test-kills test-torch test-python test-main-job test-scripts
+.PHONY: test-rehearse test-frameworks fuzz test-packages test-browser test-api test-exact test-kills test-torch test-python test-main-job test-scripts
 .PHONY: bench-fairness bench-optimizer bench-models bench-input bench-paper bench-simulator bench-ingest bench-pollux bench-policy bench-goals bench-cluster
 .PHONY: test-gpu bench-gpu bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse bench-load soak-training soak-cluster soak-growth test-matrix
 
@@ -146,6 +146,11 @@ TORCHVISION ?= torchvision==0.28.0
 test-scripts: ready slurm  ## public training scripts with the diffs of examples/diffs, resized and killed on a private real Slurm (SCRIPTS=)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCHVISION)' '$(TORCH)' PyYAML diffusers datasets tensorboard
 	SELASTIC_SCRIPTS=$(SCRIPTS) $(BIN)/python -m pytest --durations=0 tests/scripts
+
+FRAMEWORKS ?= build/frameworks
+test-frameworks: ready slurm  ## the recipes for Ray and torchft, on a private real Slurm (FRAMEWORKS=)
+	@test -x $(FRAMEWORKS)/bin/ray || { $(PYTHON) -m venv $(FRAMEWORKS) && $(FRAMEWORKS)/bin/pip install --quiet ray torchft-nightly; }
+	SELASTIC_FRAMEWORKS=$(abspath $(FRAMEWORKS))/bin $(BIN)/python -m pytest -s tests/cluster/test_hold_recipes.py -k 'ray or torchft'
 
 test-matrix: ready  ## the contract with Slurm and the main job on the Slurm of Debian trixie and forky (24.11, 26.05)
 	packaging/test-matrix $(SUITES)
