@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Scripts ignore SIGINT for what they start behind them, and nohup SIGHUP: that alone is meant.
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+            signal.signal(number, signal.default_int_handler)
     with Trial(partition, args.gres, args.options, args.jobs, args.minutes) as trial:
         say = partial(print, file=sys.stderr, flush=True)
         say(f"jobs of user {trial.user} in partition {partition}, named {trial.name}; Ctrl-C cancels them all")
@@ -102,10 +102,6 @@ def run(args: argparse.Namespace) -> int:
     told = _told(Probed(partition, tuple(found)))
     options.print_answer(Findings(findings=rows, settings=tuple(lines)), chosen, rows, args, below=[*below, told])
     return 0 if found[0].outcome == WORKS else 1
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _daemons_user() -> str:

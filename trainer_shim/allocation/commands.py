@@ -145,8 +145,8 @@ def not_as_asked(
     kind."""
     least = TIME_MIN if minutes is None else min(TIME_MIN, minutes)
     if job.minutes is not None and job.minutes < least:
-        given = f"companion {job.job_id} was given {job.minutes} minutes of the {minutes or 'unlimited'} asked for"
-        return f"{given}; accepted: at least {least}, for less is not worth two resizes"
+        asked = f"{minutes or 'unlimited'} asked for; accepted: at least {least}, for less is not worth two resizes"
+        return f"companion {job.job_id} was given {job.minutes} minutes of the {asked}"
     if not whole_nodes and (len(job.nodes) > shape.nodes or max(job.gpus) > shape.gpus_per_node > 0):
         held = f"companion {job.job_id} holds {sum(job.gpus)} GPUs on {','.join(job.nodes)}"
         return f"{held}; asked for: {shape.gpus_per_node} on each of {shape.nodes}"
