@@ -157,7 +157,7 @@ class Job(JobProperties):
             self.device,
         )
         parallel.on_error = self._session.world_switch.broke
-        parallel.measures = not optimization.scaled and parallel.reduction.averages
+        parallel.measures = parallel.reduction.averages
         self._tuning.wants_noise = parallel.measures and (
             self._session.membership.client is not None or self._tuning.rule == "adascale"
         )

@@ -68,9 +68,9 @@ class OptimizerSteps:
             state.keep("Scaler", self._scaler, own=True)
 
     @property
-    def scaled(self) -> bool:
-        """Whether gradients are multiplied by a gradient scaler until the step."""
-        return self._scaler is not None
+    def loss_scale(self) -> torch.Tensor | None:
+        """What the gradients of the step under way are multiplied by, of one element, perhaps on a GPU; None: 1."""
+        return getattr(self._scaler, "_scale", None)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss to run backward on."""

@@ -201,6 +201,9 @@ class Session:
         """A measured step's backward passes are done: have its norms read with the next one, or when a GPU has them."""
         squares = self.model().squares()
         if squares is not None and self._measured is None:
+            if (scale := self.optimizers().loss_scale) is not None:
+                small, large = (square / scale.to(square) ** 2 for square in squares)
+                squares = small, large
             self._measured = (micro, Arriving(squares))
 
     def _squares_are_due(self) -> bool:
@@ -213,7 +216,7 @@ class Session:
         small, large = squares.read()
         if world.size == 1:
             first = len(slice_of(total, micro.count, 0, self.tuning.each))
-            if micro.count > 1:
+            if micro.count > 1 and math.isfinite(small + large):  # with a gradient scaler a step may overflow
                 small *= (total / first) ** 2  # the loss was scaled by its share of the step
                 self.tuning.measured(self.state.progress, small, large, [first], total)
             return
@@ -227,6 +230,8 @@ class Session:
             return
         _, large, sizes, total = self._squares
         self._squares = None
+        if not math.isfinite(sums.square + large):
+            return
         active = sum(1 for size in sizes if size)
         self.tuning.measured(self.state.progress, sums.square / active, large, sizes, total)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -69,3 +70,27 @@ def test_a_model_of_one_size_is_told_how_to_get_it(
         assert not sizes and "the model failed on 4 samples" in capfd.readouterr().err
     else:
         assert sizes and job.samples == 16
+
+
+def _noise(made: list[elastic.Job], scaler: torch.amp.GradScaler | None, bad: int = -1) -> tuple[float, ...]:
+    """What is known of the noise after two passes; the loss of step `bad` overflows."""
+    torch.manual_seed(0)
+    job = elastic.join(batch=8, max_batch=64, lr="adascale")
+    made.append(job)
+    model = torch.nn.Linear(3, 1)
+    net = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.01), scaler=scaler)
+    for _ in job.epochs(2):
+        for batch in job.loader(DATA, shuffle=False):
+            job.step(loss_of(net, batch) * (1e38 if job.global_step == bad else 1.0))
+    noise = job._session.state.progress.noise
+    job.close()
+    return noise
+
+
+def test_noise_is_measured_beside_a_gradient_scaler(made: list[elastic.Job]) -> None:
+    """Of the gradients as they are, not as the loss was scaled; a step that overflows is left out of it."""
+    plain = _noise(made, None)
+    assert plain[2] > 0
+    assert _noise(made, torch.amp.GradScaler("cpu", init_scale=2.0**10)) == pytest.approx(plain, rel=1e-6)
+    skipped = _noise(made, torch.amp.GradScaler("cpu", init_scale=2.0**10), bad=1)
+    assert all(map(math.isfinite, skipped)) and skipped[2] > 0
