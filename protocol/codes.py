@@ -135,7 +135,7 @@ class Reason(Explained):
     KEEP_LIMIT = "keep_limit", "its user or account may hold no more GPUs"
     KEEP_REQUEST = "keep_request", "nothing can be added that is what its Slurm job asked for"
     KEEP_COOLDOWN = "keep_cooldown", "it was resized a short while ago"
-    KEEP_STALLED = "keep_stalled", "its training does no step, so that it is given nothing, and gives first"
+    KEEP_STALLED = "keep_stalled", "it does no step, or nothing waits for it: it is given nothing, and gives first"
     KEEP_ENDING = "keep_ending", "it was told that Slurm is about to end it, so that it is given nothing"
     KEEP_PINNED = "keep_pinned", "it is pinned"
     KEEP_RESIZING = "keep_resizing", "a resize is under way"

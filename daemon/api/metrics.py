@@ -161,7 +161,11 @@ def _of_store(store: Store) -> Iterator[Metric]:
     used = store.allocations.all_in_use()
     training = sum(item.gpus for item in used.values())
     yield _gauge("gpus_training", "GPUs that elastic jobs train on", training)
-    stalled = {number: item.stalled_since for number, item in used.items() if item.stalled_since}
+    # One of `selastic hold`, whose request has no batch, says so where nothing waits for it.
+    trainings = {job.job_id for job in jobs if "batch=" in job.request}
+    stalled = {
+        number: item.stalled_since for number, item in used.items() if item.stalled_since and number in trainings
+    }
     yield _gauge("jobs_stalled", "Jobs whose training does no step", len(stalled))
     longest = max((steady_now() - since for since in stalled.values()), default=0.0)
     yield _gauge(

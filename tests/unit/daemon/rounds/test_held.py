@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from daemon_harness import Supervisor, World
 
+from slurm_elastic.daemon.api.metrics import Metrics
+from slurm_elastic.daemon.reports import Viewer, status
+from slurm_elastic.protocol.codes import Reason
+from slurm_elastic.protocol.messages import Happening, Piece
+
 
 def hold(world: World, request: str) -> Supervisor:
     """A job without a batch on one node, of which nothing is measured."""
@@ -38,3 +43,15 @@ def test_its_rigid_neighbours_start(world: World) -> None:
     rigid = world.rigid(7)
     world.settle(80)
     assert world.snapshot().jobs[rigid].running and job.gpus == 4
+
+
+def test_nothing_to_do_is_no_training_that_stands_still(world: World) -> None:
+    """It is given nothing, and no admin is woken for it."""
+    job = hold(world, "gpus=4-32,step=4,speedup=linear")
+    world.settle()
+    pieces = (Piece(job.job_id, "base", ("n1",), 4, "a100"),)
+    said = Happening(0, "stalled", 1, pieces, 4, world.slurm.now, detail="nothing waits for it (--backlog)")
+    world.controller.happened(job.job_id, said)
+    assert "slurm_elastic_jobs_stalled 0.0" in Metrics(world.store, world.rounds).exposition(of_jobs=True).decode()
+    (row,) = status(world.store, Viewer(0, admin=True), world.slurm.now)
+    assert row.reason == "keep_stalled" and "nothing waits for it" in Reason(row.reason).meaning
