@@ -4,7 +4,8 @@ Promise: a job's priority is changed by `queue_weight` at most, through its site
 do so for everybody's jobs; what was added is taken off again when the service does not act any more. Nothing is added
 before the jobs of two weeks have been read from slurmdbd, a day in each round.
 Limit: held jobs, jobs that depend on others and companions are left as they are. How long jobs run, and how right the
-forecasts were, is learned anew after a restart. A waiting elastic job counts as any other.
+forecasts were, is learned anew after a restart. A waiting elastic job counts as any other, an array as one job, and a
+heterogeneous job by its first component, which alone is foretold.
 """
 
 from __future__ import annotations
@@ -168,11 +169,12 @@ class QueueOrder(Service):
         per_cpu = sum(n.gpus for n in snapshot.nodes.values()) / max(1, sum(n.cpus for n in snapshot.nodes.values()))
         found = []
         for job in snapshot.jobs.values():
-            if not job.pending or job.reason.startswith(LEFT_ALONE) or job.name.startswith(COMPANION):
+            if not job.pending or job.reason.startswith(LEFT_ALONE) or job.name.startswith(COMPANION) or job.het_offset:
                 continue
             left = self.left_s(job, seen.now)
             waited = max(0.0, seen.now - max(job.submit_time, job.eligible_time))
-            width = job.gpus or max(job.cpus, 1) * per_cpu
+            gpus = sum(one.gpus for one in snapshot.components(job.het_job_id)) if job.het_job_id else job.gpus
+            width = gpus or max(job.cpus, 1) * per_cpu
             found.append(Place(job, left, site_factor(need(left, width, waited), most)))
         return sorted(found, key=lambda one: (-one.factor, one.job.submit_time, one.job.job_id))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from daemon_harness import World, settings
+from fake_slurm import Component
 
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.services.queue.service import LEARN_FROM_S
@@ -57,6 +58,9 @@ def test_held_jobs_and_companions_are_left_alone(tmp_path: Path) -> None:
     acts.rigid(1, name="selastic-12")
     learn(acts)
     assert not acts.slurm.site_factors
+    first = acts.slurm.submit(Component(1, 4), Component(1, 4), user="nobody", name="short")
+    acts.round()
+    assert set(acts.slurm.site_factors) == {first}
 
 
 @pytest.mark.parametrize(("told", "multifactor"), [("queue=review", True), ("queue=act", False)])
