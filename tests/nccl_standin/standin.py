@@ -105,19 +105,29 @@ for name, value in {
 }.items():
     setattr(torch.cuda, name, value)
 
-_resize = torch.UntypedStorage.resize_
+_resize, _cpu = torch.UntypedStorage.resize_, torch.UntypedStorage.cpu
+
+
+def _bytes_of(storage: Any, size: int) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage, 0, (size,))
 
 
 def resize_(storage: Any, size: int) -> Any:
     """A CPU build has none for CUDA, and fully_shard frees, and fills again, what it gathers."""
     if storage.device.type != "cuda":
         return _resize(storage, size)
-    holder = torch.empty(0, dtype=torch.uint8, device="cuda")
-    c.resize_storage(holder.set_(storage, 0, (0,)), size)
+    c.resize_storage(_bytes_of(storage, 0), size)
     return storage
 
 
-setattr(torch.UntypedStorage, "resize_", resize_)  # noqa: B010  # mypy knows it as a method
+def cpu(storage: Any) -> Any:
+    """Nor a copy of one: torch.save() makes it."""
+    on_device = storage.device.type == "cuda"
+    return _bytes_of(storage, storage.nbytes()).cpu().untyped_storage() if on_device else _cpu(storage)
+
+
+for name, method in {"resize_": resize_, "cpu": cpu}.items():
+    setattr(torch.UntypedStorage, name, method)
 
 dist.Logger.set_runtime_stats_and_log = lambda self: None  # wants a timer of CUDA's own
 

@@ -63,7 +63,7 @@ def finish(job: elastic.Job, *models: nn.Module) -> None:
 def wrapped(model: nn.Module, optimizers: list[torch.optim.Optimizer], inputs: torch.Tensor) -> None:
     """The loop is the job's."""
     job, pace = elastic.join(batch=BATCH, lr="none"), Pace(args)
-    net = job.wrap(model, optimizers, strategy=args.strategy)
+    net = job.wrap(model.to(job.device), optimizers, strategy=args.strategy)
     for _ in job.epochs(3):
         for x, y in job.loader(torch.utils.data.TensorDataset(inputs, Y), shuffle=False):
             pace()

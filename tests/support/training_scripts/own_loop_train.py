@@ -46,7 +46,7 @@ def get_batch() -> tuple[torch.Tensor, torch.Tensor, list[int]]:
     starts = torch.randint(len(text) - block, (args.size,))
     x = torch.stack([text[start : start + block] for start in starts])
     y = torch.stack([text[start + 1 : start + 1 + block] for start in starts])
-    return x, y, starts.tolist()
+    return x.to(job.device), y.to(job.device), starts.tolist()
 
 
 class Model(torch.nn.Module):
@@ -63,7 +63,7 @@ class Model(torch.nn.Module):
 
 iter_num = 0
 best_val_loss = 1e9
-with torch.device("meta" if args.sharded else "cpu"):
+with torch.device("meta" if args.sharded else job.device):
     model = Model().double()
 if args.sharded:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
