@@ -49,6 +49,8 @@ SLOW_S = 5.0
 """After a look at the queue that took longer, limits and reservations are not read again: slurmctld is busy."""
 LATE_S = 30.0
 """A round that takes this much longer than the time between two, or has not begun by then, is late."""
+COLLECT_S = 600.0
+"""Between two looks of the garbage collector at all there is, for what callers and libraries leave in cycles."""
 PARTS = ("observe", "store", "reconcile", "plan", "resize")
 """A round's parts, in their order."""
 
@@ -87,7 +89,7 @@ class Rounds:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         """How long each part of the last round took."""
         self._lock = threading.Lock()
-        self._moved = time.monotonic()
+        self._moved = self._collected = time.monotonic()
         """When the last round began, or ended."""
         self._unused: dict[Unit, float] = {}
         self.services = Services(settings)
@@ -134,6 +136,9 @@ class Rounds:
         """One round; never raises. True when it changed something, so that another should follow soon."""
         with self._lock:
             self._moved, changed = time.monotonic(), False
+            if self._moved - self._collected >= COLLECT_S:
+                gc.collect()
+                self._collected = self._moved
             self._broken.clear()
             try:
                 with _uncollected():
@@ -369,8 +374,10 @@ class Rounds:
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Without the garbage collector, which would go again and again through all that a round makes and lets go by
-    itself: a tenth of a round's time. What it keeps is old at once: as young it would be gone through, a fifth."""
+    itself: a tenth of a round's time. What is there then is old at once: as young it would be gone through, a fifth of
+    the time. The collector counts anew from there, so it would never look at what is old by itself (COLLECT_S)."""
     collects = gc.isenabled()
+    gc.collect(0)  # what callers have left since the last round
     gc.disable()
     try:
         yield

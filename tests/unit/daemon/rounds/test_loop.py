@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from daemon_harness import REQUEST, Supervisor, World
 from fake_slurm import Component, FakeClient
 
 from slurm_elastic.daemon.planner.running.job import RunningJob
+from slurm_elastic.daemon.rounds import loop
 from slurm_elastic.daemon.slurm.model import Job, Snapshot
 from slurm_elastic.db.rows import ProbeRow
 from slurm_elastic.protocol.codes import Reason
@@ -80,14 +82,31 @@ def test_every_line_about_a_resize_can_be_found_by_its_number(
     assert not [line for line in loose if any(word in line for word in about)]
 
 
-def test_what_a_round_keeps_is_old_for_the_garbage_collector(world: World) -> None:
-    """At thousands of jobs it takes a fifth of a round to go through it as young; what is in a cycle is still found."""
+class Named:
+    """Anything that can be in a cycle."""
+
+    itself: object
+
+
+def test_what_a_round_keeps_is_old_for_the_garbage_collector(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At thousands of jobs it takes a fifth of a round to go through it as young. What is in a cycle is still found."""
     world.elastic()
     world.settle()
     kept = [one for one in gc.get_objects() if isinstance(one, RunningJob)]
     young = {id(one) for one in gc.get_objects(generation=0)}
     assert kept and not [one for one in kept if id(one) in young]
     assert gc.isenabled() and not gc.get_freeze_count()
+    young, old = Named(), Named()
+    young.itself, old.itself = young, old
+    gone = weakref.ref(young)
+    del young
+    world.settle()
+    assert gone() is None  # left before a round
+    gone = weakref.ref(old)
+    del old
+    monkeypatch.setattr(loop, "COLLECT_S", 0.0)
+    world.settle()
+    assert gone() is None  # old when it was left
 
 
 def test_what_one_job_measured_stops_no_round(world: World, caplog: pytest.LogCaptureFixture) -> None:
