@@ -96,6 +96,7 @@ for name, value in {
     "manual_seed_all": lambda seed: None,
     "get_rng_state": lambda device=None: torch.empty(0, dtype=torch.uint8),  # it draws by the host's
     "set_rng_state": lambda state, device=None: None,
+    "is_current_stream_capturing": lambda: False,
     "Event": Event,
     "Stream": lambda device=None, priority=0, **_: torch.Stream(device="cuda", priority=priority),
     "stream": stream,

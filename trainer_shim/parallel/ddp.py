@@ -41,6 +41,11 @@ SIZES = (
     "and then to measure the gradient noise, and a pass ends with a short one; a model of one size N, such as a CUDA "
     "graph, takes join(micro_batch=N, slice=N)\n"
 )
+CAPTURED = (
+    "what {}() returned was called while a CUDA graph is captured, which would hold this world's communication, and "
+    "replay it in the next world; accepted: torch.cuda.make_graphed_callables(), or "
+    "torch.compile(mode='reduce-overhead'), of the model before, in which nothing is communicated"
+)
 OWN = ("self", "module", "process_group", "device_mesh", "init_sync")
 ACCEPTED = frozenset(inspect.signature(DistributedDataParallel.__init__).parameters) - frozenset(OWN)
 """Options that a script may give; the others are the job's."""
@@ -243,6 +248,8 @@ class Replicated(Strategy):
     def _wrapped(self, *args: Any, **kwargs: Any) -> Any:
         if self._ddp is None:
             raise AssertionError("called outside a world")
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            raise TrainingError(CAPTURED.format(self.call))
         return self._ddp(*args, **kwargs)
 
     def expect(self, micro: Micro) -> None:

@@ -12,9 +12,11 @@ import pytest
 import torch
 from fake_daemon import FakeDaemon
 from local_run import Run
+from made_worlds import made_world
 from torch import nn
 from training import on
 
+from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.trainer_shim.parallel.compiled import Calls, is_compiled
 from slurm_elastic.trainer_shim.parallel.ddp import Replicated
 from slurm_elastic.trainer_shim.parallel.own_backward import OwnBackward, Replica
@@ -158,3 +160,24 @@ def test_a_real_joiner_compiles_before_its_world_comes(tmp_path: Path, monkeypat
         said = [line for line in log.read_text().splitlines() if "compiles in generation" in line]
         assert said and all("generation -1" in line for line in said), said
         assert str(run.job_dir / "compiled") in said[0]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_graph_that_would_hold_communication_is_refused(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """By name, and in a world of several ranks alone; outside of a capture, and for a model called by itself, nothing
+    is asked."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    capturing: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
+    with made_world(0, size, "fake") as world:
+        model = Replicated(torch.nn.Linear(3, 1), {})
+        model.connect(world)
+        model(torch.ones(2, 3))
+        capturing.append(True)
+        if size == 1:
+            model(torch.ones(2, 3))
+        else:
+            with pytest.raises(TrainingError, match=r"job\.wrap\(\) returned was called while a CUDA graph"):
+                model(torch.ones(2, 3))
+            model.module(torch.ones(2, 3))
+        model.disconnect()
