@@ -94,7 +94,7 @@ def main() -> None:
     if check.args.strategy:
         train(check, check.args.strategy, Path(check.args.folder))
         return
-    for strategy, share in (("ddp", 0.55), ("fsdp", 1.0))[: 1 if STAND_IN else 2]:  # FSDP2 does not run on that
+    for strategy, share in (("ddp", 0.55), ("fsdp", 1.0)):
         with check.part(strategy), scratch(15 * 10**8) as folder:
             words = ["--strategy", strategy, "--folder", str(folder / "checkpoints")]
             env = {**os.environ, **one_rank_environment()}
