@@ -56,6 +56,7 @@ def join(
     deterministic: bool | int = False,
     safe_globals: Sequence[Callable[..., Any]] = (),
     same_inputs: bool = False,
+    meant: Sequence[str] = (),
     combine: str = "mean",
     shares: str = "equal",
 ) -> Job:
@@ -77,6 +78,7 @@ def join(
     shards that a batch is computed in, and so the most ranks that share the work; True: batch.SHARDS. safe_globals:
     types that checkpoints may hold besides tensors, plain values and NumPy's, as torch.serialization.add_safe_globals()
     takes them. same_inputs: whether ranks compute on the same inputs on purpose, which ends the training otherwise.
+    meant: names that a sentence has named, of a variable, a buffer or "loss", where what it says is meant so.
     combine: what all ranks step with, made of their gradients: "mean", over all samples. shares: what
     part of a step each rank has: "equal", or "speed", in proportion to how fast it computes, for GPUs of several types.
     Raises TrainingError for a value that is not accepted.
@@ -96,6 +98,7 @@ def join(
     tuning = Tuning(batch, max_batch, lr, micro_batch, seed, ramp, each, shards, combine, shares)
     job = Job(Session(Membership(layout=layout), tuning, checkpoints, checkpoint_every_s, safe_globals))
     job._session.replica_check.same_inputs = same_inputs
+    job._session.meant.update([meant] if isinstance(meant, str) else meant)
     _current.append(job)
     return job
 
@@ -164,7 +167,7 @@ class Job(JobProperties):
         self._state.keep("Model", model, own=True)
         optimization.keep_in(self._state)
         self._session.strategy, self._session.optimization = parallel, optimization
-        return Wrapped(parallel, self._session.replica_check.note_inputs)
+        return Wrapped(parallel, self._session.call_model)
 
     def fit(self, dataset: Any, compute: Callable[[Any], torch.Tensor], collate_fn: Any = None) -> int | None:
         """Find the largest micro batch that fits this GPU, before the loop; every rank uses the smallest one found.

@@ -113,6 +113,7 @@ class EpochLoop:
         finally:
             session.feed = self.micro = None
             self._own = []
+            session.unkept.leave()
         session.state.progress.next_pass(ordinal + 1)
         session.pass_boundary.begin()
 
@@ -153,7 +154,7 @@ class EpochLoop:
     def hand_out(self, micro: Micro, samples: Any) -> Any:
         """The samples on this worker's device, with the generators where this micro batch of this step has them."""
         session = self._session
-        self.micro = micro
+        self.micro, session.samples = micro, len(micro.indices)
         session.model().expect(micro)
         if self._own_loop.models:
             self._own_loop.batch_begins(micro)

@@ -101,7 +101,7 @@ class OwnLoop:
             self._handle = register_optimizer_step_pre_hook(self._before_step)
         session.strategy = self._strategy
         self._strategy.on_error = session.world_switch.broke
-        return self._strategy.add(entry, session.replica_check.note_inputs)
+        return self._strategy.add(entry, session.call_model)
 
     def _check(self, call: str, model: Any, layout: Layout) -> None:
         session, tuning = self._session, self._session.tuning

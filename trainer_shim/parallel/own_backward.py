@@ -138,12 +138,12 @@ class OwnBackward(Strategy):
         self.on_backward: Callable[[nn.Module], None] = lambda module: None
         """Called before gradients are added to those of a module that is cut up."""
 
-    def add(self, model: OwnModel, seen: Callable[[tuple[Any, ...], dict[str, Any]], None] = unseen) -> Any:
-        """One more; what the script calls instead of it. seen: gets what each call is given."""
+    def add(self, model: OwnModel, call: Callable[..., Any] = unseen) -> Any:
+        """One more; what the script calls instead of it. call: as of Wrapped."""
         self.models.append(model)
         self.sharded = model.sharded
         self.module = model.module if len(self.models) == 1 else nn.ModuleList(entry.module for entry in self.models)
-        return Wrapped(model, seen)
+        return Wrapped(model, call)
 
     def hold(self, optimizers: list[Any]) -> None:
         """Have the models know the script's own, before the first world."""

@@ -151,26 +151,26 @@ class Called(Protocol):
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
-def unseen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """What a model is called with, where nobody looks at it."""
+def unseen(model: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a model at whose calls nobody looks."""
+    return model(*args, **kwargs)
 
 
 class Wrapped:
     """What `job.wrap` and `job.replicate` return: called like the model, and in everything else the model itself, whose
     class isinstance() finds; type() does not."""
 
-    def __init__(self, parallel: Called, seen: Callable[[tuple[Any, ...], dict[str, Any]], None] = unseen) -> None:
-        """seen: gets what each call is given."""
+    def __init__(self, parallel: Called, call: Callable[..., Any] = unseen) -> None:
+        """call: calls it, with the arguments and keywords that it is given."""
         object.__setattr__(self, "_parallel", parallel)
-        object.__setattr__(self, "_seen", seen)
+        object.__setattr__(self, "_call", call)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self._parallel.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._seen(args, kwargs)
-        return self._parallel(*args, **kwargs)
+        return self._call(self._parallel, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parallel.module, name)

@@ -26,7 +26,7 @@ from ..data.loader import Feed, spare_loader_workers
 from ..data.sampling import Micro, Shares, Slicing, positions_of
 from ..numerics.batch import slice_of
 from ..parallel.gradient_norms import Arriving
-from ..parallel.strategy import Strategy
+from ..parallel.strategy import Called, Strategy
 from ..state.kept_parts import State
 from ..state.trackers import Trackers
 from ..state.variables import Variables
@@ -37,6 +37,7 @@ from ..world.process_group import World
 from ..world.rendezvous import Membership
 from .audit import Recorder
 from .guards.counters import Counters
+from .guards.first_calls import FirstCalls
 from .guards.first_step import look_ahead
 from .guards.leftovers import Leftovers
 from .guards.replica_check import Held, ReplicaCheck
@@ -73,12 +74,16 @@ class Session:
         self.replica_check = ReplicaCheck(self.state, self.model, self.device)
         self.trackers = Trackers()
         self._counters = Counters(lambda line: print(f"selastic: {line}", flush=True))
-        self._unkept = Unkept(self.log)
+        self.meant = self.replica_check.meant
+        self.unkept = Unkept(self.log, self.meant)
+        self._first_calls: FirstCalls | None = FirstCalls(self.meant, self.state.parts)
         self.speeds = Speeds(tuning.shares == "speed")
         self.starts_at: tuple[int, int, int, int] | None = None
         """Epoch, step, samples and those of the epoch, of a training without this job that it goes on with."""
         self.feed: Feed | None = None
         """The pass over a dataset that is under way."""
+        self.samples = 0
+        """Of the micro batch under way; 0: not known."""
         self._votes: deque[tuple[ComingWorld | None, TallyReader, Held | None]] = deque()
         self._squares: tuple[float, float, list[int], int] | None = None
         self._measured: tuple[Micro, Arriving] | None = None
@@ -149,6 +154,13 @@ class Session:
 
     # -- in a step -----------------------------------------------------------------------------------------------
 
+    def call_model(self, model: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the script calls in place of a model; looked at in the first step."""
+        self.replica_check.note_inputs(args, kwargs)
+        if self._first_calls is None or not torch.is_grad_enabled():
+            return self.unkept.call(model, args, kwargs)
+        return self._first_calls.call(model, args, kwargs, self.samples, alone=self.world().size == 1)
+
     def vote(self) -> tuple[ComingWorld | None, Vote]:
         """This rank's vote with the step now ending."""
         if self._measured is not None and (self._measured[1].arrived or self._squares_are_due()):
@@ -192,10 +204,17 @@ class Session:
             self.world_switch.watch.stepped()
         if not self._stepped:
             self._stepped = True
+            self.end_first_calls()
             if self.rank == 0:
                 self.snapshots.first_look()
         self.last_state.step_ended()
         self.snapshots.write_held()
+
+    def end_first_calls(self) -> None:
+        """The first step is done, or the training over."""
+        calls, self._first_calls = self._first_calls, None
+        if calls is not None:
+            calls.end()
 
     def measure(self, micro: Micro) -> None:
         """A measured step's backward passes are done: have its norms read with the next one, or when a GPU has them."""
@@ -244,7 +263,7 @@ class Session:
         if self.rehearsed is not None:
             self.rehearsed.between_steps()
         self._counters.look(self.state.progress.step, -(-self.state.progress.cursor // self.batch))
-        self._unkept.look(self.state.progress.step, self.state.parts.values())
+        self.unkept.look(self.state.progress.step, self.state.parts.values())
         if len(self._votes) <= self._lag:
             return
         coming, reader, said = self._votes.popleft()
@@ -492,6 +511,8 @@ class Session:
 
     def close(self) -> None:
         """Take leave of the group and of the supervisor."""
+        self.end_first_calls()
+        self.unkept.leave()
         if self.world_switch.watch is not None:
             self.world_switch.watch.end()
         self.trackers.close()

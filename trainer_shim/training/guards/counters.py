@@ -7,15 +7,13 @@ batches may count twice.
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+
+from .script_frames import script
 
 LOOKS = 3
 """Steps after which it is known. Of a worker that begins with a pass, whose own count it may be: behind that pass."""
-NOT_THE_SCRIPTS = re.compile(r"/(site|dist)-packages/|/lib/python3[^/]*/|^<")
 ANEW = (
     "{} counts the steps since this worker began, {} of {}: what it decides comes late on a worker that joins or "
     "starts again; accepted: {} = job.global_step before the loop, or job.keep() of it"
@@ -49,14 +47,3 @@ class Counters:
         for name, value in values.items():
             if made - 1 <= value < min(2 * made + 1, (made + step) / 2) and abs(value - in_pass) > 1:
                 self._say(ANEW.format(f"{place}: {name}", value, step, name))
-
-
-def script() -> FrameType | None:
-    """The innermost function of the script that is under way."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        own = str(frame.f_globals.get("__name__", "")).startswith("slurm_elastic.")
-        if not own and not NOT_THE_SCRIPTS.search(frame.f_code.co_filename):
-            return frame
-        frame = frame.f_back
-    return None

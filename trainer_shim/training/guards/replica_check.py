@@ -33,6 +33,7 @@ from ...world import objects
 from ...world import process_group as worlds
 from ...world.agreement import WORD_BITS, Tally, Vote
 from ...world.process_group import World
+from .first_calls import BUFFERS, kept_buffers
 
 TELLING = 8
 """Distinct values that inputs have to have: fewer may be equal by chance, or a constant."""
@@ -94,6 +95,8 @@ class ReplicaCheck:
         self._votes = 0
         self._begins = self._one_kind = self._wanted = False
         self._looked_at = time.monotonic()
+        self.meant = set[str]()
+        """Names of which the script says that what they do is meant."""
         self.same_inputs = False
         """Whether ranks compute on the same inputs on purpose."""
         self.has_part = False
@@ -150,6 +153,19 @@ class ReplicaCheck:
                     "join(same_inputs=True) where that is meant"
                 )
 
+    def _check_buffers(self, world: World) -> None:
+        """Raise TrainingError, on every rank, where the model's buffers differ behind a world's first step."""
+        if not self._alike or world.unit > 1:
+            return
+        buffers = [(name, buffer) for name, buffer in kept_buffers(self._model().module) if not is_part(buffer)]
+        sums = {name: int(found) for name, buffer in buffers if (found := _sum_of_bits(buffer)) is not None}
+        everyone = objects.gather(sums, world.group)
+        for name in sums:
+            if len({told.get(name) for told in everyone}) > 1 and self.meant.isdisjoint(
+                (name, name.rpartition(".")[2])
+            ):
+                raise TrainingError(BUFFERS.format(name))
+
     # -- beside the steps ------------------------------------------------------------------------------------------
 
     def add_to(self, vote: Vote, rank: int) -> Vote:
@@ -183,6 +199,7 @@ class ReplicaCheck:
         if self._begins:
             self._begins = False
             self._check_inputs(world)
+            self._check_buffers(world)
             return self.compare(world)
         if said is None or (sums.alike and self._alike):
             return ""
