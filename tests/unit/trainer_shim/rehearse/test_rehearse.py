@@ -130,6 +130,7 @@ FIXED = without("training.guards.first_step", "check_graph")
 FILLED = f"import {SHIM}.parallel.gradient_norms as module\nmodule._filled = lambda grad: grad\n"
 GROUPS = without("training.optimizer_step:OptimizerSteps", "check_groups")
 APART = without("loops.iterations:OwnLoop", "_tell_apart")
+CALLS = without("training.guards.first_calls:FirstCalls", "call", gives="args[1](*args[2], **args[3])")
 NOTICES = f"import {SHIM}.node.worker_process as module\nmodule.NOTICES = ()\n"
 
 OUTSIDE = """
@@ -203,7 +204,7 @@ OTHERS = {
     "sparse-gradient-wrap": (FILLED + wrapped(before=WORDS), "linalg_vector_norm"),
     "static-graph-accumulation": (FIXED + STATIC, WENT),
     "a mean over something else than samples": (wrapped(LABELLED), UNDISTURBED),
-    "state that no state_dict has": (wrapped(before=OUTSIDE), UNDISTURBED),
+    "state that no state_dict has": (CALLS + wrapped(before=OUTSIDE), UNDISTURBED),
     "lines that end with a restart": (
         wrapped(after="if job.generation < 3: print('loss', float(loss.detach()))"),
         "the output has",
