@@ -84,3 +84,19 @@ def test_a_worker_that_leaves_the_loop_alone_is_told_so(start: Start, tmp_path: 
     run = start("--nproc 2", 400, 2, 0, alone=True)
     assert run.wait() == 1, run.text()
     assert "has left the job's loop, and others went on" in run.text() and "starting again" not in run.text()
+
+
+def test_a_buffer_of_each_ranks_own_rows_is_told(start: Start, tmp_path: Path) -> None:
+    """Ranks compare the model's buffers behind a world's first step; torch's running statistics are each rank's own."""
+    model = (
+        "class Centred(torch.nn.Linear):\n    def forward(self, x):\n        y = super().forward(x)\n"
+        "        self.center.data = y.detach().mean(0)\n        return y - self.center\n"
+        "centred = Centred(4, 3)\ncentred.register_buffer('center', torch.zeros(3))\n"
+        "model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), centred)\n"
+    )
+    script = TRAIN.replace("model = torch.nn.Linear(4, 3).to(job.device)\n", model)
+    (tmp_path / "train.py").write_text(script)
+    run = start("--nproc 2", 400, 1, 0, alone=True)
+    assert run.wait() == 1, run.text()
+    assert "forward() changes its buffer '1.center' by the rows that a rank is given" in run.text()
+    assert "starting again" not in run.text()
