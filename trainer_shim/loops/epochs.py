@@ -219,6 +219,7 @@ class EpochLoop:
         """Backward on a loss that carries its weight; with a step's last micro batch, its vote. weight: what the script
         gave; then all ranks do so in each micro batch, and the gradients are divided by the sum of all at the end."""
         session, parallel = self._session, self._session.model()
+        session.look_at_loss(loss)
         if micro.index == 0:
             self._weight = None
         if (weight is None) != (self._weight is None) and micro.index:

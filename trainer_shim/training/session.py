@@ -161,6 +161,12 @@ class Session:
             return self.unkept.call(model, args, kwargs)
         return self._first_calls.call(model, args, kwargs, self.samples, alone=self.world().size == 1)
 
+    def look_at_loss(self, loss: torch.Tensor) -> None:
+        """Before a backward pass that is the job's: with a vote in it, it's none of Tensor.backward()'s."""
+        self.unkept.flows_into(loss)
+        if self._first_calls is not None:
+            self._first_calls.check_loss(loss)
+
     def vote(self) -> tuple[ComingWorld | None, Vote]:
         """This rank's vote with the step now ending."""
         if self._measured is not None and (self._measured[1].arrived or self._squares_are_due()):

@@ -75,7 +75,7 @@ class FirstCalls:
             self._backward = backward = tensor.backward
 
             def checked(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-                self._check_loss(loss)
+                self.check_loss(loss)
                 backward(loss, *args, **kwargs)
 
             tensor.backward = functools.wraps(backward)(checked)
@@ -113,7 +113,7 @@ class FirstCalls:
                     raise TrainingError(BUFFERS.format(name))
         return result
 
-    def _check_loss(self, loss: torch.Tensor) -> None:
+    def check_loss(self, loss: torch.Tensor) -> None:
         """Before its backward pass."""
         outputs, self._outputs = self._outputs, []
         if "loss" in self._meant or loss.numel() != 1 or loss.grad_fn is None:

@@ -105,6 +105,11 @@ class Unkept:
         flow.passed((args, kwargs), result)
         return result
 
+    def flows_into(self, loss: torch.Tensor) -> None:
+        """Gradients of a loss are computed next."""
+        if self._flow is not None:
+            self._flow.into_loss |= self._flow.of(loss)
+
     def leave(self) -> None:
         """The loop is left: looks begin anew in the next one."""
         flow, self._flow = self._flow, None

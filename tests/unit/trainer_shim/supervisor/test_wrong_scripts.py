@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from local_run import Start
 from training import TRAIN, on
 
@@ -86,17 +87,38 @@ def test_a_worker_that_leaves_the_loop_alone_is_told_so(start: Start, tmp_path: 
     assert "has left the job's loop, and others went on" in run.text() and "starting again" not in run.text()
 
 
-def test_a_buffer_of_each_ranks_own_rows_is_told(start: Start, tmp_path: Path) -> None:
-    """Ranks compare the model's buffers behind a world's first step; torch's running statistics are each rank's own."""
-    model = (
-        "class Centred(torch.nn.Linear):\n    def forward(self, x):\n        y = super().forward(x)\n"
-        "        self.center.data = y.detach().mean(0)\n        return y - self.center\n"
-        "centred = Centred(4, 3)\ncentred.register_buffer('center', torch.zeros(3))\n"
-        "model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), centred)\n"
-    )
-    script = TRAIN.replace("model = torch.nn.Linear(4, 3).to(job.device)\n", model)
+CENTRED = """class Centred(torch.nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        self.center.data = y.detach().mean(0)
+        return y - self.center
+centred = Centred(4, 3)
+centred.register_buffer('center', torch.zeros(3))
+model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), centred)
+last = 0
+"""
+LOSS = "job.step(torch.nn.functional.cross_entropy(net(x), y))"
+
+
+@pytest.mark.parametrize(
+    ("model", "step", "told"),
+    [
+        (CENTRED, LOSS, "forward() changes its buffer '1.center' by the rows that a rank is given"),
+        (
+            "last = 0",
+            "out = net(x) + last; last = out.detach().mean(0); job.step(out.square().mean())",
+            "'last' goes from one step into the loss of the next",
+        ),
+        ("", "job.step((net(x) @ net(x).t()).logsumexp(1).mean())", "the loss is no mean over samples"),
+    ],
+)
+def test_what_each_rank_would_train_by_its_own_rows_is_told(
+    start: Start, tmp_path: Path, model: str, step: str, told: str
+) -> None:
+    """In a world of two from its first step on; torch's running statistics are each rank's own."""
+    made = "model = torch.nn.Linear(4, 3).to(job.device)\n"
+    script = TRAIN.replace(made, model if model == CENTRED else f"{made}{model}\n").replace(LOSS, step)
     (tmp_path / "train.py").write_text(script)
     run = start("--nproc 2", 400, 1, 0, alone=True)
     assert run.wait() == 1, run.text()
-    assert "forward() changes its buffer '1.center' by the rows that a rank is given" in run.text()
-    assert "starting again" not in run.text()
+    assert told in run.text() and "starting again" not in run.text()
