@@ -157,9 +157,10 @@ class Session:
     def call_model(self, model: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the script calls in place of a model; looked at in the first step."""
         self.replica_check.note_inputs(args, kwargs)
-        if self._first_calls is None or not torch.is_grad_enabled():
+        world = self.membership.world
+        if self._first_calls is None or world is None or not torch.is_grad_enabled():
             return self.unkept.call(model, args, kwargs)
-        return self._first_calls.call(model, args, kwargs, self.samples, alone=self.world().size == 1)
+        return self._first_calls.call(model, args, kwargs, self.samples, alone=world.size == 1)
 
     def look_at_loss(self, loss: torch.Tensor) -> None:
         """Before a backward pass that is the job's: with a vote in it, it's none of Tensor.backward()'s."""
