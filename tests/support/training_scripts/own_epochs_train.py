@@ -32,6 +32,7 @@ def main() -> None:
     x = torch.randn(args.samples, 8, generator=generator)
     data = torch.utils.data.TensorDataset(x, torch.sin(x.sum(1, keepdim=True)))
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    model.to(job.device)
     criterion = torch.nn.MSELoss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
@@ -42,7 +43,7 @@ def main() -> None:
     pace = Pace(args)
     for _ in job.epochs(args.epochs):
         train(job.loader(data, num_workers=args.workers), net, criterion, optimizer, pace, job.rank)
-        loss = validate(x, data.tensors[1], net, criterion)
+        loss = validate(x.to(job.device), data.tensors[1].to(job.device), net, criterion)
         validations.append(loss)
         scheduler.step()
         best_loss = min(loss, best_loss)
