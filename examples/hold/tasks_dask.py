@@ -44,7 +44,11 @@ def main() -> None:
 
 
 if sys.argv[1:2] == ["retire"]:
+    names = sys.argv[2].split(",")
     with Client(ADDRESS, timeout=10) as there:
-        there.retire_workers(names=sys.argv[2].split(","))
+        workers = [where for where, one in there.scheduler_info(-1)["workers"].items() if one["name"] in names]
+        there.retire_workers(workers, close_workers=False, remove=False)  # what they hold moves, and they get no more
+        while any(there.processing(workers).values()):  # what they have begun would begin again elsewhere
+            time.sleep(0.1)
 else:
     main()

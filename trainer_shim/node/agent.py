@@ -211,7 +211,8 @@ class Agent:
             for child in self._children.values():
                 child.close()
             host, port = self._address
-            env.update(devices_of_worker(os.environ, env.pop(VISIBLE, "")))
+            if VISIBLE in env:  # else it has all of the node's, as the commands of `selastic hold`
+                env.update(devices_of_worker(os.environ, env.pop(VISIBLE)))
             env["SELASTIC_CONTROL"] = f"{host}:{port}"
             worker_process.run(self._arguments, env, output, verdict, dump, sockets)
         finally:
