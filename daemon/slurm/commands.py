@@ -127,7 +127,7 @@ class CommandClient(SlurmClient):
             partition_users=known.partition_users,
             run_minutes_lag_s=accounting.run_minutes_lag_s(config),
             checks_qos="qos" in enforced,
-            orders_queue=(multifactor := accounting.multifactor(config)) and self._is_operator(config),
+            orders_queue=(multifactor := accounting.multifactor(config)) and self._changes_all(),
             multifactor=multifactor,
         )
 
@@ -291,13 +291,11 @@ class CommandClient(SlurmClient):
             return None if user in self.operators() else self.coordinated(user)
         return frozenset()
 
-    def _is_operator(self, config: str) -> bool:
-        """Whether the caller may change everybody's jobs."""
+    def _changes_all(self) -> bool:
+        """Whether the caller may change everybody's jobs; asked again until that is so."""
         if not self._operator:
-            user = pwd.getpwuid(os.geteuid()).pw_name
-            self._operator = user in ("root", accounting.configured(config, "SlurmUser"))
-            with contextlib.suppress(SlurmError):  # no slurmdbd: nobody has been granted anything
-                self._operator = self._operator or user in self.operators()
+            with contextlib.suppress(KeyError):  # in a container the user may have no name
+                self._operator = self.may_change(pwd.getpwuid(os.geteuid()).pw_name) is None
         return self._operator
 
     def qos_names(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ heterogeneous job by its first component, which alone is foretold.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 
 from slurm_elastic.protocol.answers.queue import QueuedJob
@@ -194,7 +194,8 @@ class QueueOrder(Service):
         for one in places:
             start = ours.get(one.job.job_id)
             earliest, latest = (0.0, 0.0) if start is None else self.bounds.around(seen.now, start)
-            found.append(Place(one.job, one.left_s, one.factor, start, earliest, latest, theirs.get(one.job.job_id)))
+            alone_at = theirs.get(one.job.job_id)
+            found.append(replace(one, start=start, earliest=earliest, latest=latest, alone=alone_at))
         return found
 
     def foretold(self) -> Foretold | None:

@@ -145,8 +145,8 @@ class Unkept:
             return
         self._before = {}
         into_loss = flow.into_loss if flow is not None else set()
-        for name in sorted(into_loss):
-            raise TrainingError(CARRIED.format(name))
+        if into_loss:
+            raise TrainingError(CARRIED.format(min(into_loss)))
         for name in sorted(changed):
             if not tensors[name] or (flow is not None and name in flow.of(tensors[name])):
                 self._say(UNKEPT.format(name))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.daemon.slurm.accounting import (
+    EndedJob,
     SlurmLimit,
+    ended_jobs,
     enforced,
     limits,
     qos_over_partition,
@@ -170,3 +172,20 @@ def test_who_may_use_a_qos() -> None:
     assert not site.bars_companion_qos("research", "unknown", "main")
     with pytest.raises(SlurmUnparsable):
         qos_users("research|games\n", "capped")
+
+
+def test_ended_jobs_are_read_in_the_order_of_their_ends() -> None:
+    """A name may hold what stands between the fields; what never ran, or has not ended, is left out."""
+    printed = (
+        "1700000300|games|120|billing=4,cpu=8,gres/gpu:a100=4,gres/gpu=4,mem=16G,node=2|train|7\n"
+        "1700000100|daemon|60|billing=1,cpu=1,mem=500M,node=1|sleep\n"
+        "1700000200|games|0||cancelled\n"
+        "Unknown|games|5|cpu=1|runs\n"
+    )
+    assert ended_jobs(printed) == [
+        EndedJob("daemon", "sleep", 0, 1, 60.0, 1700000100.0),
+        EndedJob("games", "train|7", 4, 8, 120.0, 1700000300.0),
+    ]
+    for wrong in ("1700000300|games|120", "1700000300|games|long|cpu=1|train"):
+        with pytest.raises(SlurmUnparsable, match="sacct printed a job of no known form"):
+            ended_jobs(wrong)

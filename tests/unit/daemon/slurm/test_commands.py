@@ -279,3 +279,17 @@ def test_the_commands_of_one_call_share_its_time(
     assert given == [5.0, 3.0, 5.0, 3.0, 1.0]
     client.shrink(7, ["n1"])
     assert given[5:] == [5.0]
+
+
+@pytest.mark.parametrize(
+    ("uid", "level", "orders"), [(0, "None", True), (2, "Operator", True), (2, "None", False), (987_654, "None", False)]
+)
+def test_who_may_order_the_queue(
+    client: CommandClient, install: Install, monkeypatch: pytest.MonkeyPatch, uid: int, level: str, orders: bool
+) -> None:
+    """root, SlurmUser and operators, where priorities have factors; a user without a name here is none of them."""
+    install("scontrol", out="PriorityType = priority/multifactor\nSlurmUser = slurm(64030)\n")
+    install("sacctmgr", out=f"bin|{level}\n")
+    monkeypatch.setattr(commands.os, "geteuid", lambda: uid)
+    site = client.site()
+    assert site.multifactor and site.orders_queue == orders
