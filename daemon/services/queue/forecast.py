@@ -16,8 +16,6 @@ from slurm_elastic.protocol.records import record
 
 from ...capacity.free_gpus import FreeGpus
 
-WITHIN = 0.8
-"""Share of the jobs that start within their bounds, once enough have started."""
 KNOWN = 20
 """So many must have started since selasticd did; before, a third to three times the wait is said."""
 LAST = 300
@@ -137,7 +135,7 @@ class Bounds:
                 self._ratios.append((max(0.0, started[job_id] - at) + SLACK_S) / (said + SLACK_S))
 
     def around(self, now: float, start: float) -> tuple[float, float]:
-        """The earliest and the latest start that are likely, where it is foretold to start then."""
+        """The earliest and the latest start, between which four of five jobs started that were foretold so."""
         low, high = 1 / 3, 3.0
         if len(self._ratios) >= KNOWN:
             tenths = quantiles(self._ratios, n=10)

@@ -125,11 +125,12 @@ class QueueOrder(Service):
         return "" if site.orders_queue else "the daemon's user is neither SlurmUser nor an Operator in Slurm"
 
     def propose(self, seen: Observation) -> Proposal:
-        if self._written is None or seen.now - self._read_until > DAY_S:
+        written = self._written
+        if written is None or seen.now - self._read_until > DAY_S:
             return Proposal(rows=self._says)
-        places = self.places(seen)
-        moves = [one for one in places if self._written.get(one.job.job_id, 0) != one.factor]
-        moves.sort(key=lambda one: -abs(one.factor - self._written.get(one.job.job_id, 0)))  # type: ignore[union-attr]
+        changes = [(one.factor - written.get(one.job.job_id, 0), one) for one in self.places(seen)]
+        # The largest first: a round asks Slurm for so many alone.
+        moves = [one for change, one in sorted(changes, key=lambda entry: -abs(entry[0])) if change]
         actions = tuple(Prioritize(one.job.job_id, one.job.job_id, one.factor, one.why) for one in moves)
         return Proposal(actions, self._says)
 
