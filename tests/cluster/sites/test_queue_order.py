@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 from live_daemon import live_daemon
-from site_cluster import COLLEAGUE, SiteCluster
+from site_cluster import SiteCluster
 from waiting import wait_until
 
 ON = 'services = ["queue=act"]\nsite_interval_s = 1.0\nqueue_weight = 5000'
 WHOLE = ("-N8", "--gres=gpu:a100:4", "--time=60")
+NEWCOMER = "news"
+"""A user of whose jobs nothing is known; others' short jobs of earlier tests stand in slurmdbd."""
 
 
 def start_again(site: SiteCluster) -> None:
@@ -24,6 +26,7 @@ def start_again(site: SiteCluster) -> None:
 def multifactor(site: SiteCluster) -> Iterator[SiteCluster]:
     site.configure(PriorityType="priority/multifactor", PriorityWeightAge="1000", PriorityCalcPeriod="1")
     start_again(site)
+    site.sacctmgr("add", "user", NEWCOMER, "account=research")
     yield site
     site.reset()
     start_again(site)
@@ -32,7 +35,7 @@ def multifactor(site: SiteCluster) -> Iterator[SiteCluster]:
 def test_who_needs_less_starts_first_and_all_is_as_before_when_it_is_off(
     multifactor: SiteCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """games' programs are known to be short; the colleague's, who came first, may take their hour. The order that
+    """games' programs are known to be short; the newcomer's, that came first, may take its hour. The order that
     `selastic queue` shows is the one in which Slurm starts them. Off, what was added is taken off again."""
     site = multifactor
 
@@ -47,7 +50,7 @@ def test_who_needs_less_starts_first_and_all_is_as_before_when_it_is_off(
         job = site.sbatch(*WHOLE, wrap="sleep 1.1")
         wait_until(lambda job=job: not state(job), 60)  # type: ignore[misc]
     holds = site.sbatch(*WHOLE)
-    late, early = site.sbatch(*WHOLE, user=COLLEAGUE), site.sbatch(*WHOLE)
+    late, early = site.sbatch(*WHOLE, user=NEWCOMER), site.sbatch(*WHOLE)
     with live_daemon(site.sandbox, monkeypatch, ON) as selasticd:
         wait_until(lambda: int(factors()[str(early)]) > int(factors()[str(late)]) > 0, 60, selasticd.log)
         shown = json.loads(selasticd.selastic("queue", "--json").stdout)
