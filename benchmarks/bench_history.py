@@ -17,9 +17,9 @@ from pathlib import Path
 
 import bench_round
 
-from slurm_elastic.daemon.api.waiters import Waiters
 from slurm_elastic.daemon.rounds.job_registry import JobRegistry
 from slurm_elastic.daemon.rounds.loop import Rounds
+from slurm_elastic.daemon.rounds.waiters import Waiters
 from slurm_elastic.daemon.selasticd.daemon import STEPS_KEEP_S
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm import CommandClient

@@ -46,12 +46,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 from api_harness import BASE, FakeController, Named, job
 
 from slurm_elastic.daemon.api.app import create_app
+from slurm_elastic.daemon.api.controller import DaemonController
 from slurm_elastic.daemon.api.http_server import server_config
 from slurm_elastic.daemon.api.requests import RateLimit
 from slurm_elastic.daemon.api.status_cache import REFRESH_S
-from slurm_elastic.daemon.api.waiters import Waiters
 from slurm_elastic.daemon.rounds.job_registry import JobRegistry
-from slurm_elastic.daemon.selasticd.controller import DaemonController
+from slurm_elastic.daemon.rounds.waiters import Waiters
 from slurm_elastic.daemon.selasticd.daemon import Scheduler
 from slurm_elastic.daemon.selasticd.main import tune_interpreter
 from slurm_elastic.daemon.selasticd.settings import Settings

@@ -33,9 +33,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from slurm_elastic.daemon.api.waiters import Waiters
 from slurm_elastic.daemon.rounds.job_registry import JobRegistry
 from slurm_elastic.daemon.rounds.loop import Rounds
+from slurm_elastic.daemon.rounds.waiters import Waiters
 from slurm_elastic.daemon.selasticd.main import tune_interpreter
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm import CommandClient

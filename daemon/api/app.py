@@ -12,7 +12,7 @@ import dataclasses
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from anyio.to_thread import run_sync
 from starlette import routing
@@ -25,7 +25,7 @@ from slurm_elastic.db.rows import ProbeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol import request as elastic_request
-from slurm_elastic.protocol.answers.by_route import Health, Pinned, Stored, Taken
+from slurm_elastic.protocol.answers.by_route import Pinned, Stored, Taken
 from slurm_elastic.protocol.answers.record import not_known
 from slurm_elastic.protocol.answers.site import Cleared, Remembered
 from slurm_elastic.protocol.api import routes
@@ -43,7 +43,6 @@ from slurm_elastic.protocol.messages import (
     Reachable,
     Registration,
     Reports,
-    Resize,
 )
 from slurm_elastic.protocol.version import version
 
@@ -53,12 +52,13 @@ from . import openapi
 from . import requests as guard
 from .auth import Authenticator
 from .callers import NOBODY, Call, Callers, CpuShares, NotUnderstood
-from .metrics import Metrics, Rounds
+from .controller import DaemonController
+from .metrics import Metrics
 from .report_intake import Intake
 from .requests import Refused
 from .settings import ServerSettings
 from .status_cache import StatusCache
-from .views import Planner, Views
+from .views import Views
 
 _SUPERVISORS = (routes.REGISTER, routes.HAPPENINGS, routes.RATES, routes.PHASES, routes.REPORTS)
 """What a supervisor says."""
@@ -68,47 +68,11 @@ Handler = Callable[[Call[Any, Any]], Awaitable[object]]
 """Gives the answer, a Response for one that is no JSON, or None for nothing new."""
 
 
-class Controller(Planner, Protocol):
-    """What the API needs of the running daemon. All but `wait_resize` are called from threads and may block."""
-
-    @property
-    def rounds(self) -> Rounds:
-        """How the rounds go, for the metrics."""
-
-    def owner(self, job_id: int, asker: int) -> tuple[int, str] | None:
-        """uid and user name of a job that Slurm knows and that has not ended; None otherwise. Raises TooOften for a
-        uid that asks for many that do not exist."""
-
-    def registered(self, job_id: int, registration: Registration) -> Grant:
-        """A supervisor of the job's owner has registered. Stores job and allocation; the API fills in the token."""
-
-    def not_understood(self, job_id: int, sentence: str) -> None:
-        """A message of the job's supervisor was refused for this reason."""
-
-    def happened(self, job_id: int, happening: Happening) -> None:
-        """A resize (of this job: checked) has come further, or something else has happened. Twice is harmless."""
-
-    def rated(self, job_id: int, rate: Rate) -> None:
-        """How often the job does something, and what it costs."""
-
-    async def wait_resize(self, job_id: int, after: int, timeout: float) -> Resize | None:
-        """The current resize as soon as its id is above `after` or it is withdrawn; None after `timeout` seconds."""
-
-    def out_of_reach(self, job_id: int, gpus: int) -> str:
-        """Why the job can't come to that size from what it has now; empty when it can, or no round has seen it yet."""
-
-    def health(self) -> Health:
-        """How the rounds go; anyone may know."""
-
-    def wake(self, why: str) -> None:
-        """Let the next round come soon."""
-
-
 class Api:
     """The handlers that take something, over one store and one controller."""
 
     def __init__(
-        self, store: Store, controller: Controller, settings: ServerSettings, authenticator: Authenticator
+        self, store: Store, controller: DaemonController, settings: ServerSettings, authenticator: Authenticator
     ) -> None:
         self.store = store
         self.controller = controller
@@ -119,7 +83,6 @@ class Api:
         self._views = Views(store, self.status_cache, controller, self._shares)
 
     def routes(self) -> list[routing.Route]:
-        """Every address of version 1, with its handler."""
         return [
             routing.Route(
                 route.path.replace("{job_id}", "{job_id:job}"), self._served(route, handler), methods=[route.method]
@@ -159,11 +122,9 @@ class Api:
         return raised
 
     async def health(self, call: Call[NoQuery, None]) -> object:
-        """Whether the daemon is there."""
         return await run_sync(self.controller.health)
 
     async def openapi(self, call: Call[NoQuery, None]) -> object:
-        """What this API takes and gives."""
         return openapi.document()
 
     async def metrics(self, call: Call[NoQuery, None]) -> object:
@@ -211,11 +172,9 @@ class Api:
         return Stored(stored=len(reports))
 
     async def happenings(self, call: Call[NoQuery, Happening]) -> object:
-        """How far a resize has come, or what else has happened."""
         return await self._said(call, call.message)
 
     async def rates(self, call: Call[NoQuery, Rate]) -> object:
-        """How often something is done, and what it costs."""
         return await self._said(call, call.message)
 
     async def phases(self, call: Call[NoQuery, Phase]) -> object:
@@ -330,9 +289,8 @@ class Application(Starlette):
 
 
 def create_app(
-    store: Store, controller: Controller, settings: ServerSettings, authenticator: Authenticator | None = None
+    store: Store, controller: DaemonController, settings: ServerSettings, authenticator: Authenticator | None = None
 ) -> Application:
-    """The ASGI application of the API."""
     return Application(Api(store, controller, settings, authenticator or Authenticator(settings)))
 
 

@@ -91,7 +91,6 @@ class Authenticator:
         return self.viewer(uid, key)
 
     def viewer(self, uid: int, key: bytes = b"") -> Viewer:
-        """What this uid may see."""
         admin = uid in self._admins or uid in self._roles.uids
         private = self._private_here if self._roles.private is None else self._roles.private
         return Viewer(uid, admin, not admin and private, key)

@@ -66,8 +66,6 @@ class Call(Generic[Q_co, M_co]):
 
 
 class Callers:
-    """Admits requests, or refuses them."""
-
     def __init__(self, store: Store, settings: ServerSettings, authenticator: Authenticator) -> None:
         self._store, self._authenticator = store, authenticator
         self.job_limit = guard.RateLimit(settings.requests_per_s)

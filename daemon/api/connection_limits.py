@@ -59,7 +59,6 @@ class ConnectionLimits:
         self._unproved.get(peer, {}).pop(end, None)
 
     def release(self, peer: str, end: Callable[[], None]) -> None:
-        """One that was admitted has ended."""
         self.prove(peer, end)
         self._count -= 1
         self._peers[peer] -= 1

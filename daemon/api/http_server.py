@@ -95,7 +95,6 @@ class ReportsProtocol(HttpToolsProtocol):
             self._hand_over()
 
     def on_headers_complete(self) -> None:
-        """The head of a request is known."""
         idle = (self.cycle is None or self.cycle.response_complete) and not self.flow.write_paused
         if idle and self.parser.get_method() == b"POST" and self.parser.get_http_version() == "1.1":
             sealed = self.scheme == "https" or bool(self.client and self.client[0].startswith(UID_PREFIX))
@@ -104,7 +103,6 @@ class ReportsProtocol(HttpToolsProtocol):
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A part of a request's body."""
         if self._reports is None:
             super().on_body(body)
         else:
@@ -187,13 +185,11 @@ class BoundedProtocol(ReportsProtocol):
             self._deadline = self.loop.call_later(MESSAGE_S, self._expired)
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
         self._begun = self._in_head = True
         super().on_message_begin()
         self.scope["state"]["prove"] = self._prove
 
     def on_headers_complete(self) -> None:
-        """The end of a request's head."""
         self._in_head = False
         if len(self.pipeline) >= MOST_IN_A_ROW:
             self.transport.abort()
@@ -290,7 +286,6 @@ class HttpServer(uvicorn.Server):
         return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[no-any-return]
 
     async def on_tick(self, counter: int) -> bool:
-        """uvicorn's own work, ten times a second, and ours."""
         self.tick()
         return await super().on_tick(counter)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
 
 from prometheus_client import (
     CollectorRegistry,
@@ -30,35 +29,12 @@ from slurm_elastic.protocol.messages import Happening
 from slurm_elastic.protocol.version import version
 
 from ..config.fields import MODES
+from ..rounds.loop import Rounds
 
 PREFIX = "slurm_elastic_"
 PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 ENDS = ("running", "failed", "withdrawn")
 """Phases with which a supervisor ends a resize."""
-
-
-class Rounds(Protocol):
-    """How the daemon's rounds go: what of rounds/ is shown."""
-
-    count: int
-    failed: int
-    last_ok: float
-    seconds: dict[str, float]
-
-    @property
-    def capacity(self) -> int | None: ...
-
-    @property
-    def idle(self) -> int | None: ...
-
-    @property
-    def mode(self) -> str: ...
-
-    @property
-    def tripped(self) -> str: ...
-
-    @property
-    def failing(self) -> str: ...
 
 
 class Metrics:
@@ -151,7 +127,6 @@ def _capacity(now: Rounds) -> Iterator[Metric]:
 
 
 def _of_store(store: Store) -> Iterator[Metric]:
-    """What the store knows of jobs now."""
     jobs = store.jobs.all()
     # Those that are always looked for are there without a job, too: a gap in a curve means that nobody knows.
     counts = Tally({(state, True): 0 for state in ("PENDING", "RUNNING")})

@@ -56,7 +56,6 @@ _SECURITY = {
 
 
 def document() -> Schema:
-    """The whole document, as JSON values."""
     paths: Schema = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)

@@ -6,26 +6,24 @@ reports/ decides who sees what. Threads do the work, not the event loop, and eac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from starlette.responses import Response
 
 from slurm_elastic.db.clock import steady_now
-from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.answers.history import Accounting, PlanNote, PlanTable
-from slurm_elastic.protocol.answers.queue import Queue
+from slurm_elastic.protocol.answers.history import Accounting, PlanTable
 from slurm_elastic.protocol.api.routes import AcctQuery, EventsQuery, NoQuery, PlanQuery, PredictQuery, WindowQuery
 
 from .. import reports
-from ..optimizer.models.prior import Prior
-from ..prediction.sizes import PredictionInputs, predict
+from ..prediction.sizes import predict
 from ..reports.common import Viewer
 from .callers import Call, CpuShares
+from .controller import DaemonController
 from .status_cache import StatusCache
 
 T = TypeVar("T")
@@ -35,68 +33,38 @@ MOST_HISTORIES = 2
 thread that makes one is not there for supervisors."""
 
 
-class Planner(Protocol):
-    """What the views need of the running daemon."""
-
-    @property
-    def fairness(self) -> str:
-        """Between whom plans are fair: the setting."""
-
-    def notes(self) -> Sequence[PlanNote]:
-        """What services said in the last round of nodes, the queue and jobs besides."""
-
-    def queue(self, viewer: Viewer) -> Queue:
-        """Waiting jobs as this viewer may see them. Raises NotFound where the service is off."""
-
-    def dry_plan(self) -> Sequence[DecisionRow]:
-        """The decisions of a plan computed now, with nothing stored."""
-
-    def prior(self, job_id: int) -> Prior | None:
-        """What is believed of the job before it is measured; None: the shipped prior."""
-
-    def basis(self, job_id: int, gpu_type: str | None) -> PredictionInputs:
-        """What predictions of the job go by; gpu_type: on a kind of GPU that it does not run on."""
-
-
 class Views:
     """The handlers that show something, over one store and its status."""
 
-    def __init__(self, store: Store, status: StatusCache, planner: Planner, shares: CpuShares) -> None:
+    def __init__(self, store: Store, status: StatusCache, planner: DaemonController, shares: CpuShares) -> None:
         self.store, self.planner, self._status, self._shares = store, planner, status, shares
         self._histories = asyncio.Semaphore(MOST_HISTORIES)
         self._readers: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         """uid -> held while a view of past time is made for this user, or waited for."""
 
     async def status(self, call: Call[NoQuery, None]) -> object:
-        """All jobs that have not ended."""
         found = self._status.ready(call.viewer)
         if found is None:
             found = await self._shares.run(call.viewer, partial(self._status.json, call.viewer))
         return Response(found, media_type="application/json")
 
     async def job(self, call: Call[NoQuery, None]) -> object:
-        """One job, ended or not."""
         return await self._made(call, reports.job, call.job_id, call.viewer, steady_now())
 
     async def explain(self, call: Call[NoQuery, None]) -> object:
-        """Why the job has what it has."""
         return await self._made(call, reports.explain, call.job_id, call.viewer, steady_now())
 
     async def predict(self, call: Call[PredictQuery, None]) -> object:
-        """What the job would do at other sizes."""
         arguments = self.planner.basis, call.job_id, call.viewer, call.query, steady_now()
         return await self._made(call, predict, *arguments)
 
     async def predictions(self, call: Call[NoQuery, None]) -> object:
-        """How good the last predictions were."""
         return await self._made(call, reports.prediction_errors, call.viewer, steady_now())
 
     async def events(self, call: Call[EventsQuery, None]) -> object:
-        """What has been done to the job; of 0, to the daemon."""
         return await self._made(call, reports.events, call.job_id, call.viewer, call.query.limit)
 
     async def acct(self, call: Call[AcctQuery, None]) -> object:
-        """Every size that jobs have had."""
         asked = call.query
         rows = partial(
             reports.acct, self.store, call.viewer, steady_now(),
@@ -112,22 +80,18 @@ class Views:
         return replace(plan, notes=tuple(self.planner.notes())) if call.viewer.admin else plan
 
     async def review(self, call: Call[WindowQuery, None]) -> object:
-        """What would have been done while the daemon did not act."""
         return await self._over_a_window(call, reports.review)
 
     advice = review
 
     async def usage(self, call: Call[WindowQuery, None]) -> object:
-        """Allocations, pauses, measurements and curves."""
         planner = self.planner
         return await self._over_a_window(call, partial(reports.usage, prior=planner.prior, fairness=planner.fairness))
 
     async def hosts(self, call: Call[NoQuery, None]) -> object:
-        """Pairs of hosts that did not reach each other."""
         return await self._made(call, reports.hosts, call.viewer, steady_now())
 
     async def queue(self, call: Call[NoQuery, None]) -> object:
-        """When waiting jobs will start."""
         return await self._shares.run(call.viewer, partial(self.planner.queue, call.viewer))
 
     async def probes(self, call: Call[NoQuery, None]) -> object:

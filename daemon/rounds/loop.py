@@ -24,7 +24,6 @@ from slurm_elastic.protocol.messages import Resize
 
 from ..actions.action import Action, Resume, Subject
 from ..actions.executor import Executor
-from ..api.waiters import Waiters
 from ..capacity.ledger import held_but_idle
 from ..capacity.pending_jobs import by_node, lasting
 from ..capacity.roster import Roster
@@ -43,6 +42,7 @@ from ..slurm.site import Site
 from .facts import StoredFacts
 from .job_registry import JobRegistry
 from .settings import RoundSettings
+from .waiters import Waiters
 
 log = logging.getLogger(__name__)
 SLOW_S = 5.0

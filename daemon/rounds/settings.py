@@ -12,8 +12,6 @@ from ..slurm.settings import SlurmSettings
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings(Modes):
-    """Settings of which jobs may be elastic."""
-
     table: ClassVar[str] = "jobs"
 
     partitions: tuple[str, ...] = texts(*NAMES)

@@ -28,14 +28,14 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import StoreError
 
 from ..api.auth import SlurmRoles
-from ..api.waiters import Waiters
+from ..api.controller import DaemonController
 from ..models.priors import ENDED_EVERY_S
 from ..rounds.job_registry import JobRegistry
 from ..rounds.loop import Rounds
+from ..rounds.waiters import Waiters
 from ..slurm.model import SlurmClient
 from ..slurm.slurms_clock import SlurmsClock
 from ..slurm.snapshot_cache import Shares, SnapshotCache
-from .controller import DaemonController
 from .settings import Settings
 from .systemd import stalled
 
@@ -59,7 +59,6 @@ class Scheduler:
         self._clock_offset = _clock_offset()
 
     def start(self) -> None:
-        """The first round begins at once."""
         self._add(self._run, IntervalTrigger(seconds=self._interval.total_seconds()), id=_ROUND, next_run_time=_now())
         self._scheduler.start()
 

@@ -128,7 +128,6 @@ def unix_listener(path: str) -> Iterator[socket.socket | None]:
 
 
 def public_url(settings: Settings, listener: socket.socket) -> str:
-    """The URL for clients."""
     if settings.url:
         return settings.url
     scheme = "https" if settings.tls_cert else "http"

@@ -149,7 +149,6 @@ class DaemonServer(HttpServer):
         self._daemon, self._notifier, self._lease = daemon, notifier, lease
 
     def started_serving(self, others: list[socket.socket]) -> None:
-        """Read the hooks' datagrams; tell systemd that the daemon is ready."""
         for hooks in others:
             on_datagram(hooks, lambda: self._daemon.controller.wake("hook"))
         self._notifier.ready(self._daemon.status())

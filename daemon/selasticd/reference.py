@@ -44,7 +44,6 @@ def _tables() -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 
 def accepted(name: str) -> str:
-    """What a setting accepts, in words."""
     return str(FIELDS[name].metadata["accepted"])
 
 
@@ -124,7 +123,6 @@ def escaped(text: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of `python -m slurm_elastic.daemon.selasticd.reference`."""
     parser = argparse.ArgumentParser(prog="python -m slurm_elastic.daemon.selasticd.reference", description=__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--markdown", action="store_true", help="print the reference page")

@@ -41,8 +41,6 @@ DEFAULT_FILE = Path("/etc/slurm-elastic/selasticd.toml")
 
 @dataclass(frozen=True, kw_only=True)
 class DatabaseSettings:
-    """Settings of what is stored, and for how long."""
-
     table: ClassVar[str] = "database"
 
     state_dir: str = text("/var/lib/slurm-elastic", r"/.*", "an absolute path")
@@ -171,7 +169,6 @@ def _without_tables(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_table(settings: Settings) -> dict[str, dict[str, Any]]:
-    """All settings, by table and name."""
     found: dict[str, dict[str, Any]] = {}
     for name, table in TABLE_OF.items():
         found.setdefault(table, {})[name] = getattr(settings, name)

@@ -74,7 +74,6 @@ class Notifier:
         self.alive(lambda: status)
 
     def stopping(self) -> None:
-        """A clean stop has begun."""
         self.send(STOPPING=1)
 
     def close(self) -> None:
@@ -119,7 +118,6 @@ class Repeats(logging.Filter):
         """(logger, text) -> when it was said, how often it was dropped since."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether this line is written."""
         if record.levelno < logging.WARNING:
             return True
         text = record.getMessage()

@@ -17,7 +17,7 @@ from typing import Any
 from fake_slurm import UIDS, Component, FakeSlurm
 from fresh_store import fresh_store
 
-from slurm_elastic.daemon.api.waiters import Waiters
+from slurm_elastic.daemon.api.controller import DaemonController
 from slurm_elastic.daemon.capacity.roster import RosterTables, sort_jobs
 from slurm_elastic.daemon.derived.table import Derived, one_by_one
 from slurm_elastic.daemon.mechanisms.settings import Bounds
@@ -25,7 +25,7 @@ from slurm_elastic.daemon.planner.tables import Tables
 from slurm_elastic.daemon.rounds.facts import JobInputs, QueuedJobs
 from slurm_elastic.daemon.rounds.job_registry import JobRegistry
 from slurm_elastic.daemon.rounds.loop import Rounds
-from slurm_elastic.daemon.selasticd.controller import DaemonController
+from slurm_elastic.daemon.rounds.waiters import Waiters
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache

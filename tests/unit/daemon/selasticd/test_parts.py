@@ -17,7 +17,7 @@ from daemon_harness import REQUEST, World
 from store_records import kept_reports
 from waiting import wait_until
 
-from slurm_elastic.daemon.api.waiters import Waiters
+from slurm_elastic.daemon.rounds.waiters import Waiters
 from slurm_elastic.daemon.selasticd import daemon as selasticd_daemon
 from slurm_elastic.daemon.selasticd import daemon as ticker_module
 from slurm_elastic.daemon.selasticd import listeners

@@ -37,7 +37,6 @@ class Waiters:
                 self._waiting.pop(job_id, None)
 
     def notify(self, job_id: int) -> None:
-        """Wake everyone who waits for this job."""
         with self._lock:
             waiters = list(self._waiting.get(job_id, ()))
         for loop, event in waiters:

@@ -36,7 +36,6 @@ from slurm_elastic.protocol.messages import (
 )
 from slurm_elastic.protocol.version import version
 
-from ..api.waiters import Waiters
 from ..capacity.constraints import left_out_until
 from ..models.priors import program_of
 from ..optimizer.models.prior import Prior
@@ -45,6 +44,7 @@ from ..prediction.sizes import PredictionInputs
 from ..reports.common import Viewer
 from ..rounds.job_registry import JobRegistry, held_pieces
 from ..rounds.loop import Rounds
+from ..rounds.waiters import Waiters
 from ..slurm.model import Job
 from ..slurm.snapshot_cache import SnapshotCache
 
@@ -57,7 +57,7 @@ SKEW_S = 300.0
 
 
 class DaemonController:
-    """The API's Controller over a store, the rounds and Slurm."""
+    """What the API asks of store, rounds and Slurm. All but `wait_resize` are called from threads and may block."""
 
     def __init__(
         self,
@@ -142,6 +142,7 @@ class DaemonController:
         log.warning("job %d: %s; it is not resized", job_id, sentence, extra=about)
 
     def happened(self, job_id: int, said: Happening) -> None:
+        """A resize (of this job: checked) has come further, or something else has happened. Twice is harmless."""
         now = self.clock()
         if said.what in (ResizeState.RUNNING, STALLED):
             said = replace(said, pause_s=min(said.pause_s, self._known_for_s(job_id, now)))
@@ -227,6 +228,7 @@ class DaemonController:
         return None
 
     async def wait_resize(self, job_id: int, after: int, timeout: float) -> Resize | None:
+        """The current resize as soon as its id is above `after` or it is withdrawn; None after `timeout` seconds."""
         loop = asyncio.get_running_loop()
         deadline, look = loop.time() + timeout, partial(self._heard_resize, job_id, after)
         while True:
@@ -311,6 +313,7 @@ class DaemonController:
         self._wake()
 
     def out_of_reach(self, job_id: int, gpus: int) -> str:
+        """Why the job can't come to that size from what it has now; empty when it can, or no round has seen it yet."""
         running = self.rounds.running_job(job_id)
         return fixed_targets.out_of_reach(running, gpus) if running is not None else ""
 
