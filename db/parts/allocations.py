@@ -19,7 +19,7 @@ from slurm_elastic.protocol.messages import Piece
 from .. import schema
 from ..engine import Database
 from ..rows import BATCH, COMPANION_ENDS, REQUEUE, AllocationRow, InUse, records_in, records_out
-from .base import Ended, Many, StorePart, record, upsert
+from .base import Ended, Many, StorePart, upsert
 
 _ROWS = schema.allocations
 
@@ -36,7 +36,6 @@ class Progress(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """Job and generation."""
         return self.job_id, self.generation
 
 
@@ -80,8 +79,6 @@ def advance(connection: Connection, progress: list[tuple[int, Progress]]) -> Non
 
 
 class Allocations(StorePart):
-    """What jobs use and have used."""
-
     def __init__(self, database: Database, ended: Ended) -> None:
         super().__init__(database, ended)
         self.on_change: Callable[[], None] = lambda: None
@@ -154,8 +151,7 @@ class Allocations(StorePart):
         if not job_ids:
             return {}
         query = select(_ROWS.c.job_id, _ROWS.c.gpus).where(_ROWS.c.job_id.in_(job_ids), _ROWS.c.end.is_(None))
-        with self._db.read() as connection:
-            return {job_id: gpus for job_id, gpus in connection.execute(query)}
+        return dict(tuple(row) for row in self._rows(query))
 
     def count_held(self, job_id: int, generation: int, held: tuple[Piece, ...]) -> None:
         """Slurm says only now that the job holds these pieces, on which this generation trains."""
@@ -193,15 +189,13 @@ class Allocations(StorePart):
         return self._all().get(job_id)
 
     def all_in_use(self) -> dict[int, InUse]:
-        """`in_use` of every job that has one."""
         return dict(self._all())
 
     def _all(self) -> dict[int, InUse]:
         used = self._used
         if used is None:
-            with self._db.lock, self._db.read() as connection:
-                used = {row.job_id: _in_use(row) for row in connection.execute(select(schema.in_use)).all()}
-                self._used = used
+            with self._db.lock:
+                used = self._used = {row.job_id: _in_use(row) for row in self._rows(select(schema.in_use))}
         return used
 
     @contextmanager
@@ -230,8 +224,7 @@ class Allocations(StorePart):
             query = query.where(_ROWS.c.start < end)
         if uid is not None:
             query = query.join(schema.jobs, schema.jobs.c.job_id == _ROWS.c.job_id).where(schema.jobs.c.uid == uid)
-        with self._db.read() as connection:
-            return [record(AllocationRow, row) for row in connection.execute(query)]
+        return self._records(AllocationRow, query)
 
     def resized_since(self, start: float) -> dict[int, tuple[float, ...]]:
         """When a resize of ours began to train after `start`, by job, the earliest first; not of a batch alone, nor
@@ -239,9 +232,8 @@ class Allocations(StorePart):
         ours = _ROWS.c.start > start, _ROWS.c.resize > 0, _ROWS.c.reason.not_in((BATCH, COMPANION_ENDS))
         query = select(_ROWS.c.job_id, _ROWS.c.start).where(*ours)
         found: dict[int, tuple[float, ...]] = {}
-        with self._db.read() as connection:
-            for row in connection.execute(query.order_by(_ROWS.c.start)):
-                found[row.job_id] = (*found.get(row.job_id, ()), row.start)
+        for row in self._rows(query.order_by(_ROWS.c.start)):
+            found[row.job_id] = (*found.get(row.job_id, ()), row.start)
         return found
 
     def mean_pause(self, job_id: int, kind: str = "") -> float | None:
@@ -258,8 +250,7 @@ class Allocations(StorePart):
             if self._pauses is None:
                 # All jobs at once: one by one they would take seconds.
                 active = select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))
-                with self._db.read() as connection:
-                    none: dict[int, dict[str, float]] = {number: {} for number in connection.execute(active).scalars()}
+                none: dict[int, dict[str, float]] = {number: {} for number in self._values(active)}
                 self._pauses = none | self._load_means(_ROWS.c.job_id.in_(active))
             if job_id not in self._pauses:
                 self._pauses |= {job_id: {}, **self._load_means(_ROWS.c.job_id == job_id)}
@@ -269,11 +260,10 @@ class Allocations(StorePart):
         columns = _ROWS.c.job_id, _ROWS.c.reason
         query = select(*columns, func.sum(_ROWS.c.pause_s), func.count()).where(where, _ROWS.c.pause_s > 0)
         sums: dict[tuple[int, str], tuple[float, int]] = {}
-        with self._db.read() as connection:
-            for job_id, reason, total, count in connection.execute(query.group_by(*columns)):
-                kind = reason if reason in (REQUEUE, BATCH) else ""
-                before = sums.get((job_id, kind), (0.0, 0))
-                sums[job_id, kind] = (before[0] + total, before[1] + count)
+        for job_id, reason, total, count in self._rows(query.group_by(*columns)):
+            kind = reason if reason in (REQUEUE, BATCH) else ""
+            before = sums.get((job_id, kind), (0.0, 0))
+            sums[job_id, kind] = (before[0] + total, before[1] + count)
         found: dict[int, dict[str, float]] = {}
         for (job_id, kind), (total, count) in sums.items():
             found.setdefault(job_id, {})[kind] = float(total / count)
@@ -285,8 +275,7 @@ class Allocations(StorePart):
         counted = _ROWS.c.job_id.in_(active), _ROWS.c.gpus > 0
         first = select(func.min(_ROWS.c.id)).where(*counted).group_by(_ROWS.c.job_id)
         query = select(_ROWS.c.job_id, _ROWS.c.gpus, _ROWS.c.batch).where(_ROWS.c.id.in_(first))
-        with self._db.read() as connection:
-            return {job_id: (gpus, batch) for job_id, gpus, batch in connection.execute(query)}
+        return {job_id: (gpus, batch) for job_id, gpus, batch in self._rows(query)}
 
 
 def _counted(pieces: tuple[Piece, ...]) -> dict[str, int | str]:

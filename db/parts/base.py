@@ -45,6 +45,23 @@ class StorePart:
         # Held only for dictionary work, never across a query.
         self._memory = threading.Lock()
 
+    def _rows(self, query: Any) -> Sequence[Any]:
+        with self._db.read() as connection:
+            return connection.execute(query).all()
+
+    def _records(self, kind: type[T], query: Any) -> list[T]:
+        return [record(kind, row) for row in self._rows(query)]
+
+    def _value(self, query: Any) -> Any:
+        """The first value of the first row; None: there is none."""
+        with self._db.read() as connection:
+            return connection.execute(query).scalar()
+
+    def _values(self, query: Any) -> list[Any]:
+        """The first value of each row."""
+        with self._db.read() as connection:
+            return list(connection.execute(query).scalars())
+
 
 @functools.cache
 def names_of(kind: type[Any]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from slurm_elastic.protocol.codes import EventKind
 from .. import schema
 from ..engine import Database
 from ..rows import DecisionRow, EventRow, Mark
-from .base import Ended, StorePart, names_of, record
+from .base import Ended, StorePart, names_of
 
 _DECISIONS, _EVENTS = schema.decisions, schema.events
 _FIELDS = names_of(DecisionRow)
@@ -27,8 +27,6 @@ CHUNK = 500
 
 
 class Decisions(StorePart):
-    """What was decided about jobs."""
-
     def __init__(self, database: Database, ended: Ended) -> None:
         super().__init__(database, ended)
         ended.connect(self._forget)
@@ -64,8 +62,7 @@ class Decisions(StorePart):
     def of(self, job_id: int, limit: int = 100) -> list[DecisionRow]:
         """The job's decisions, the youngest first."""
         query = select(_DECISIONS).where(_DECISIONS.c.job_id == job_id).order_by(_DECISIONS.c.id.desc()).limit(limit)
-        with self._db.read() as connection:
-            return [record(DecisionRow, row) for row in connection.execute(query)]
+        return self._records(DecisionRow, query)
 
     def standing(self, job_ids: Collection[int]) -> dict[int, DecisionRow]:
         """The standing decisions of these jobs without alternatives, and with no more of their evidence than BRIEF.
@@ -85,9 +82,9 @@ class Decisions(StorePart):
         jobs = schema.jobs
         newest = select(func.max(_DECISIONS.c.id)).where(_DECISIONS.c.job_id == jobs.c.job_id).correlate(jobs)
         ids = select(newest.scalar_subquery()).where(jobs.c.ended.is_(False))
-        query = select(_DECISIONS).where(_DECISIONS.c.id.in_(ids)).order_by(_DECISIONS.c.job_id)
-        with self._db.read() as connection:
-            return [record(DecisionRow, row) for row in connection.execute(query)]
+        return self._records(
+            DecisionRow, select(_DECISIONS).where(_DECISIONS.c.id.in_(ids)).order_by(_DECISIONS.c.job_id)
+        )
 
     def within(self, start: float, end: float) -> list[DecisionRow]:
         """Decisions taken in [start, end), and for each job the one that stood at `start`; by job, the oldest first.
@@ -99,9 +96,7 @@ class Decisions(StorePart):
         query = select(rows).join(jobs, jobs.c.job_id == rows.c.job_id)
         query = query.where(jobs.c.ended.is_(False) | (jobs.c.end_time > start))
         query = query.where(((rows.c.at >= start) & (rows.c.at < end)) | rows.c.id.in_(stood))
-        query = query.order_by(rows.c.job_id, rows.c.id)
-        with self._db.read() as connection:
-            return [record(DecisionRow, row) for row in connection.execute(query)]
+        return self._records(DecisionRow, query.order_by(rows.c.job_id, rows.c.id))
 
     def _load_marks(self, job_ids: list[int]) -> None:
         rows = _DECISIONS.c
@@ -109,8 +104,7 @@ class Decisions(StorePart):
             some = job_ids[first : first + CHUNK]
             newest = select(func.max(rows.id)).where(rows.job_id.in_(some)).group_by(rows.job_id)
             query = select(*(rows[name] for name in _FIELDS if name != "alternatives")).where(rows.id.in_(newest))
-            with self._db.read() as connection:
-                found = [DecisionRow(**row._asdict()) for row in connection.execute(query).all()]
+            found = [DecisionRow(**row._asdict()) for row in self._rows(query)]
             self._standing.update(dict.fromkeys(some))
             for row in found:
                 self._marks[row.job_id], self._standing[row.job_id] = row.mark, _brief(row, row.at)
@@ -122,8 +116,6 @@ class Decisions(StorePart):
 
 
 class Events(StorePart):
-    """What was done."""
-
     def add(self, job_id: int, kind: EventKind, who: str, detail: dict[str, Any], at: float) -> None:
         """Append to the record of what was done; job 0 is the daemon itself."""
         self.add_all({job_id: detail}, kind, who, at)
@@ -138,9 +130,7 @@ class Events(StorePart):
     def of(self, job_id: int, limit: int = 1000) -> list[EventRow]:
         """The last `limit` events of the job, in the order in which they were stored."""
         query = select(_EVENTS).where(_EVENTS.c.job_id == job_id).order_by(_EVENTS.c.id.desc()).limit(limit)
-        with self._db.read() as connection:
-            rows = connection.execute(query).all()
-        return [record(EventRow, row) for row in reversed(rows)]
+        return self._records(EventRow, query)[::-1]
 
     def last(self, job_ids: Collection[int], kind: EventKind) -> dict[int, EventRow]:
         """The last event of this kind of each of these jobs, by job id; of those that have one."""
@@ -148,9 +138,8 @@ class Events(StorePart):
         for first in range(0, len(wanted), CHUNK):
             some = _EVENTS.c.job_id.in_(wanted[first : first + CHUNK]) & (_EVENTS.c.kind == str(kind))
             newest = select(func.max(_EVENTS.c.id)).where(some).group_by(_EVENTS.c.job_id)
-            with self._db.read() as connection:
-                rows = connection.execute(select(_EVENTS).where(_EVENTS.c.id.in_(newest))).all()
-            found |= {row.job_id: record(EventRow, row) for row in rows}
+            rows = self._records(EventRow, select(_EVENTS).where(_EVENTS.c.id.in_(newest)))
+            found |= {row.job_id: row for row in rows}
         return found
 
 

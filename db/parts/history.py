@@ -33,17 +33,16 @@ class Outcomes(StorePart):
 
     def checkpoint_of(self, job_id: int) -> CheckpointRow | None:
         """What is known of its checkpoints; None: nothing yet."""
-        with self._db.read() as connection:
-            row = connection.execute(select(_CHECKPOINTS).where(_CHECKPOINTS.c.job_id == job_id)).first()
-        return record(CheckpointRow, row) if row else None
+        return next(
+            iter(self._records(CheckpointRow, select(_CHECKPOINTS).where(_CHECKPOINTS.c.job_id == job_id))), None
+        )
 
     def checkpoints(self, limit: int) -> list[tuple[CheckpointRow, str]]:
         """The youngest of all jobs, each with its program ("": not said), the youngest first."""
         programs = schema.programs
         query = select(_CHECKPOINTS, func.coalesce(programs.c.program, "").label("program"))
         joined = query.outerjoin(programs, programs.c.job_id == _CHECKPOINTS.c.job_id)
-        with self._db.read() as connection:
-            rows = connection.execute(joined.order_by(_CHECKPOINTS.c.at.desc()).limit(limit)).all()
+        rows = self._rows(joined.order_by(_CHECKPOINTS.c.at.desc()).limit(limit))
         return [(record(CheckpointRow, row), row.program) for row in rows]
 
     def pauses(self, limit: int, job_id: int | None = None) -> list[PauseRow]:
@@ -52,8 +51,7 @@ class Outcomes(StorePart):
         query = query.where(_ROWS.c.pause_s > 0, _ROWS.c.reason != BATCH)
         if job_id is not None:
             query = query.where(_ROWS.c.job_id == job_id)
-        with self._db.read() as connection:
-            rows = connection.execute(query.order_by(_ROWS.c.id.desc()).limit(limit)).all()
+        rows = self._rows(query.order_by(_ROWS.c.id.desc()).limit(limit))
         return [PauseRow(number, pause_s, reason == REQUEUE) for number, pause_s, reason in rows]
 
     def node_failures(self, partition: str, since: float, now: float) -> tuple[int, float]:
@@ -64,9 +62,8 @@ class Outcomes(StorePart):
         seconds = func.sum(_ROWS.c.nodes * (func.coalesce(_ROWS.c.end, now) - _ROWS.c.start))
         first = select(func.min(_ROWS.c.id)).group_by(_ROWS.c.job_id)
         lost = select(_ROWS.c.job_id, _ROWS.c.start).where(*of, _ROWS.c.reason.in_(LOST), _ROWS.c.id.not_in(first))
-        with self._db.read() as connection:
-            trained = connection.execute(select(seconds).where(*of)).scalar() or 0.0
-            found = {(job_id, int(start // HOUR_S)) for job_id, start in connection.execute(lost)}
+        trained = self._value(select(seconds).where(*of)) or 0.0
+        found = {(job_id, int(start // HOUR_S)) for job_id, start in self._rows(lost)}
         return len(found), max(0.0, float(trained))
 
     def save_predictions(self, rows: Iterable[PredictionRow]) -> None:
@@ -78,9 +75,7 @@ class Outcomes(StorePart):
 
     def predictions(self, limit: int) -> list[PredictionRow]:
         """The youngest, the youngest first."""
-        with self._db.read() as connection:
-            rows = connection.execute(select(_PREDICTIONS).order_by(_PREDICTIONS.c.id.desc()).limit(limit))
-            return [record(PredictionRow, row) for row in rows]
+        return self._records(PredictionRow, select(_PREDICTIONS).order_by(_PREDICTIONS.c.id.desc()).limit(limit))
 
 
 _PROGRAMS, _PRIORS = schema.programs, schema.priors
@@ -92,8 +87,6 @@ AT_ONCE = 500
 
 
 class Programs(StorePart):
-    """What jobs run, and the runs that are over."""
-
     def __init__(self, database: Database, ended: Ended) -> None:
         super().__init__(database, ended)
         ended.connect(self._forget)
@@ -132,8 +125,7 @@ class Programs(StorePart):
         wanted = jobs.subquery()
         query = select(wanted.c[0], _PROGRAMS.c.program, _PROGRAMS.c.gpu_type)
         query = query.outerjoin(_PROGRAMS, _PROGRAMS.c.job_id == wanted.c[0])
-        with self._db.read() as connection:
-            rows = connection.execute(query).all()
+        rows = self._rows(query)
         return {job_id: None if program is None else (program, gpu_type) for job_id, program, gpu_type in rows}
 
     def _remember_programs(self, programs: dict[int, tuple[str, str] | None]) -> None:
@@ -145,17 +137,14 @@ class Programs(StorePart):
         seen = (schema.reports, schema.rollups)
         measured = or_(*(exists().where(table.c.job_id == _PROGRAMS.c.job_id) for table in seen))
         query = select(_PROGRAMS.c.gpu_type, func.max(_PROGRAMS.c.job_id)).where(_PROGRAMS.c.program == program)
-        with self._db.read() as connection:
-            rows = connection.execute(query.where(measured).group_by(_PROGRAMS.c.gpu_type)).all()
-        return {gpu_type: job_id for gpu_type, job_id in rows}
+        return dict(tuple(row) for row in self._rows(query.where(measured).group_by(_PROGRAMS.c.gpu_type)))
 
     def youngest_named(self, user: str, name: str) -> int | None:
         """The youngest job of a user with this name that anything was measured of; None: there is none."""
         jobs, seen = schema.jobs, (schema.reports, schema.rollups)
         measured = or_(*(exists().where(table.c.job_id == jobs.c.job_id) for table in seen))
         query = select(func.max(jobs.c.job_id)).where(jobs.c.user == user, jobs.c.name == name, measured)
-        with self._db.read() as connection:
-            found: int | None = connection.execute(query).scalar()
+        found: int | None = self._value(query)
         return found
 
     def ended(self, since: float) -> list[tuple[str, str]]:
@@ -163,8 +152,7 @@ class Programs(StorePart):
         jobs = schema.jobs
         query = select(_PROGRAMS.c.program, _PROGRAMS.c.gpu_type).join(jobs, jobs.c.job_id == _PROGRAMS.c.job_id)
         query = query.where(jobs.c.ended.is_(True), jobs.c.end_time >= since, _PROGRAMS.c.program != "")
-        with self._db.read() as connection:
-            rows = connection.execute(query.order_by(jobs.c.end_time.desc(), jobs.c.job_id.desc())).all()
+        rows = self._rows(query.order_by(jobs.c.end_time.desc(), jobs.c.job_id.desc()))
         return list(dict.fromkeys((row.program, row.gpu_type) for row in rows))
 
     def runs(self, limit: int, of: tuple[str, str] | None = None) -> list[RunRow]:
@@ -174,9 +162,7 @@ class Programs(StorePart):
         query = select(_PROGRAMS).join(jobs, jobs.c.job_id == _PROGRAMS.c.job_id).where(jobs.c.ended.is_(True))
         if of is not None:
             query = query.where(_PROGRAMS.c.program == of[0], _PROGRAMS.c.gpu_type == of[1])
-        with self._db.read() as connection:
-            newest = query.order_by(jobs.c.end_time.desc(), jobs.c.job_id.desc()).limit(LOOKED_AT * limit)
-            rows = connection.execute(newest).all()
+        rows = self._rows(query.order_by(jobs.c.end_time.desc(), jobs.c.job_id.desc()).limit(LOOKED_AT * limit))
         for start in range(0, len(rows), AT_ONCE):
             some = rows[start : start + AT_ONCE]
             numbers = select(jobs.c.job_id).where(jobs.c.job_id.in_([row.job_id for row in some]))
@@ -194,8 +180,6 @@ class Programs(StorePart):
 
 
 class LearnedPriors(StorePart):
-    """The priors that were learned from runs."""
-
     def save(self, priors: list[PriorRow]) -> None:
         """Put these in the place of all that were learned before."""
         with self._db.write() as connection:
@@ -213,7 +197,4 @@ class LearnedPriors(StorePart):
                 connection.execute(insert(_PRIORS), [dataclasses.asdict(row) for row in priors])
 
     def all(self) -> list[PriorRow]:
-        """All that were last learned."""
-        with self._db.read() as connection:
-            rows = connection.execute(select(_PRIORS).order_by(_PRIORS.c.program, _PRIORS.c.gpu_type))
-            return [record(PriorRow, row) for row in rows]
+        return self._records(PriorRow, select(_PRIORS).order_by(_PRIORS.c.program, _PRIORS.c.gpu_type))

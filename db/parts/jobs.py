@@ -21,7 +21,7 @@ from .. import schema
 from ..clock import steady_now
 from ..engine import Database
 from ..rows import JobRow
-from .base import Ended, StorePart, names_of, record, upsert
+from .base import Ended, StorePart, names_of, upsert
 
 ENDED_STATES = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
@@ -68,10 +68,7 @@ class Jobs(StorePart):
             self._tokens.forget()
 
     def get(self, job_id: int) -> JobRow | None:
-        """The job as last stored."""
-        with self._db.read() as connection:
-            row = connection.execute(select(schema.jobs).where(schema.jobs.c.job_id == job_id)).first()
-        return record(JobRow, row) if row else None
+        return next(iter(self._records(JobRow, select(schema.jobs).where(schema.jobs.c.job_id == job_id))), None)
 
     def all(self, active_only: bool = True) -> list[JobRow]:
         """Jobs by id; those that have not ended, or all."""
@@ -81,11 +78,9 @@ class Jobs(StorePart):
             return sorted(known, key=attrgetter("job_id"))
         query = select(*(schema.jobs.c[name] for name in _FIELDS)).order_by(schema.jobs.c.job_id)
         if not active_only:
-            with self._db.read() as connection:
-                return [JobRow(*row) for row in connection.execute(query)]
+            return [JobRow(*row) for row in self._rows(query)]
         with self._db.lock:
-            with self._db.read() as connection:
-                rows = [JobRow(*row) for row in connection.execute(query.where(schema.jobs.c.ended.is_(False))).all()]
+            rows = [JobRow(*row) for row in self._rows(query.where(schema.jobs.c.ended.is_(False)))]
             with self._memory:
                 self._active = {row.job_id: row for row in rows}
         return rows
@@ -95,15 +90,14 @@ class Jobs(StorePart):
         table = schema.jobs
         there = (table.c.submit_time < end) & (table.c.end_time.is_(None) | (table.c.end_time > start))
         query = select(*(table.c[name] for name in _FIELDS)).where(there).order_by(table.c.job_id)
-        with self._db.read() as connection:
-            return [JobRow(*row) for row in connection.execute(query)]
+        return [JobRow(*row) for row in self._rows(query)]
 
     def of_task(self, name: str) -> int | None:
         """The job that Slurm calls by this name in an array, such as 7_3; the youngest where Slurm began ids again."""
         table = schema.jobs
         query = select(table.c.job_id).where(table.c.task_name == name).order_by(table.c.submit_time.desc()).limit(1)
-        with self._db.read() as connection:
-            return connection.execute(query).scalar()
+        found: int | None = self._value(query)
+        return found
 
     def end(self, job_id: int, state: str, at: float) -> None:
         """The job has ended: its allocation closes, token and pin go, its resize is withdrawn. The first end counts."""
@@ -137,15 +131,12 @@ class Jobs(StorePart):
         """GPUs that the job is held at; None: it is not."""
         pins = self._pins
         if pins is None:
-            with self._db.lock, self._db.read() as connection:
-                pins = {row.job_id: row.gpus for row in connection.execute(select(schema.pins))}
-                self._pins = pins
+            with self._db.lock:
+                pins = self._pins = {row.job_id: row.gpus for row in self._rows(select(schema.pins))}
         return pins.get(job_id)
 
 
 class Tokens(StorePart):
-    """For which job a caller speaks."""
-
     def __init__(self, database: Database, ended: Ended) -> None:
         super().__init__(database, ended)
         self._speaks: dict[str, int] = {}
@@ -175,9 +166,8 @@ class Tokens(StorePart):
     def held_by(self, job_id: int) -> bool:
         """Whether a supervisor that proves no requests has registered this job."""
         table = schema.tokens
-        with self._db.read() as connection:
-            held = connection.execute(select(table.c.digest).where(table.c.job_id == job_id)).scalars()
-            return any(not digest.startswith("p") for digest in held)
+        held = self._values(select(table.c.digest).where(table.c.job_id == job_id))
+        return any(not digest.startswith("p") for digest in held)
 
     def note_registration(self, job_id: int, uid: int, name: str) -> None:
         """A caller proven to be `uid` has registered this job under this name; no earlier registration counts."""
@@ -209,8 +199,7 @@ class Tokens(StorePart):
         query = select(table.c.digest, table.c.job_id).join(job, job.c.job_id == table.c.job_id)
         query = query.where(table.c.digest == digest, job.c.ended.is_(False), job.c.uid == table.c.uid)
         speaks = self._speaks
-        with self._db.read() as connection:
-            found = connection.execute(query).first()
+        found = next(iter(self._rows(query)), None)
         if found is None or not hmac.compare_digest(found.digest, digest):
             return None
         # Into the memory that was current before the look: a job that ended meanwhile has brought a new one.

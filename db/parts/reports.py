@@ -40,15 +40,13 @@ _values_but_at = attrgetter(*_BUT_AT)
 
 
 class Reports(StorePart):
-    """Reports and what is learned from them."""
-
     def __init__(self, database: Database, ended: Ended, allocations: Allocations) -> None:
         super().__init__(database, ended)
         self._seen: dict[int, dict[Key, Configuration]] = {}
         self._last: dict[int, Report | None] = {}
         self._warm = False
         self._newest: dict[int, tuple[int, int]] = {}
-        self._rows: dict[tuple[int, int], int] = {}
+        self._row_of: dict[tuple[int, int], int] = {}
         self._unsaved: defaultdict[int, int] = defaultdict(int)
         """Reports of each job that have come since its summary was stored."""
         self._due: set[int] = set()
@@ -58,7 +56,7 @@ class Reports(StorePart):
         self._summarise = upsert(database, schema.summaries)
         self._insert = Many(insert_or_ignore(database, _REPORTS), ("job_id", "at", *_BUT_AT))
         self._writer = ReportWriter(self._commit_reports)
-        allocations.on_change = self._rows.clear
+        allocations.on_change = self._row_of.clear
         ended.connect(self._forget)
 
     def close(self) -> None:
@@ -113,9 +111,7 @@ class Reports(StorePart):
             if found is None:
                 newest = select(_REPORTS).where(_REPORTS.c.job_id == job_id).limit(1)
                 newest = newest.order_by(_REPORTS.c.at.desc(), _REPORTS.c.generation.desc(), _REPORTS.c.step.desc())
-                with self._db.read() as connection:
-                    row = connection.execute(newest).first()
-                found = record(Report, row) if row else None
+                found = next(iter(self._records(Report, newest)), None)
                 with self._memory:
                     self._last[job_id] = found
             return found
@@ -218,12 +214,12 @@ class Reports(StorePart):
         """Count into the allocation rows; which row is a job's is remembered until its allocation changes."""
         for item in progress:
             key = (item.job_id, item.generation)
-            if key not in self._rows:
+            if key not in self._row_of:
                 row = allocation_of(connection, *key)
                 if row is None:
                     continue
-                self._rows[key] = row
-        advance(connection, [(self._rows[key], item) for item in progress if (key := item.key) in self._rows])
+                self._row_of[key] = row
+        advance(connection, [(self._row_of[key], item) for item in progress if (key := item.key) in self._row_of])
 
     def _insert_alone(self, connection: Connection, submission: Submission) -> bool:
         try:

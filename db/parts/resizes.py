@@ -48,8 +48,7 @@ class Resizes(StorePart):
         """
         if resize_id <= self._heard_of:
             return
-        with self._db.read() as connection:
-            last = connection.execute(_LAST).scalar_one()
+        last = self._value(_LAST)
         with self._hearing:
             if resize_id <= max(self._heard_of, last) + FAR_AHEAD:
                 self._heard_of = max(self._heard_of, resize_id)
@@ -142,8 +141,7 @@ class Resizes(StorePart):
         with self._db.lock:
             if self._closed is None:
                 # All jobs at once: one by one they would take seconds.
-                with self._db.read() as connection:
-                    none = dict.fromkeys(connection.execute(_active()).scalars(), _NONE)
+                none = dict.fromkeys(self._values(_active()), _NONE)
                 self._closed = none | self._load_closed(_ROWS.c.job_id.in_(_active()))
             if job_id not in self._closed:
                 self._closed |= {job_id: _NONE, **self._load_closed(_ROWS.c.job_id == job_id)}
@@ -154,8 +152,7 @@ class Resizes(StorePart):
         over = (_ROWS.c.job_id == job_id) & _ROWS.c.open_job.is_(None)
         failed = _ROWS.c.state == ResizeState.FAILED.value
         other = select(func.coalesce(func.max(_ROWS.c.id), 0)).where(over, ~failed).scalar_subquery()
-        with self._db.read() as connection:
-            return connection.execute(select(func.count()).where(over, failed, _ROWS.c.id > other)).scalar_one()
+        return int(self._value(select(func.count()).where(over, failed, _ROWS.c.id > other)))
 
     def advance(self, resize_id: int, state: ResizeState, detail: str = "", at: float | None = None) -> ResizeRow:
         """The resize has come to `state`; returns where it stands. Raises NotFound.
@@ -195,10 +192,7 @@ class Resizes(StorePart):
 
     def _load(self, where: Any, connection: Connection | None = None) -> list[ResizeRow]:
         query = select(_ROWS).where(where).order_by(_ROWS.c.id)
-        if connection is not None:
-            return [_row(row) for row in connection.execute(query)]
-        with self._db.read() as reading:
-            return [_row(row) for row in reading.execute(query).all()]
+        return [_row(row) for row in (self._rows(query) if connection is None else connection.execute(query))]
 
     def _forget(self, job_id: int) -> None:
         with self._db.lock:

@@ -43,8 +43,6 @@ _KEY = ("job_id", "gpus", "nodes", "batch", "micro_batch", "accumulation")
 
 
 class Retention(StorePart):
-    """Rolls up and prunes."""
-
     def __init__(self, database: Database, ended: Ended, reports: Reports) -> None:
         super().__init__(database, ended)
         self._reports = reports
@@ -213,8 +211,6 @@ class _Reached:
 
 
 class Thinning(StorePart):
-    """Thins what is old."""
-
     def __init__(self, database: Database, ended: Ended) -> None:
         super().__init__(database, ended)
         self._reached = _Reached()
@@ -228,8 +224,7 @@ class Thinning(StorePart):
         """How many resizes switched, and how many jobs ended, within the last day."""
         resizes = select(func.count()).where(_ROWS.c.start > now - DAY_S, _ROWS.c.resize > 0)
         ended = select(func.count()).where(_JOBS.c.ended.is_(True), _JOBS.c.end_time > now - DAY_S)
-        with self._db.read() as connection:
-            return connection.execute(resizes).scalar_one(), connection.execute(ended).scalar_one()
+        return self._value(resizes), self._value(ended)
 
     def _thin_events(self, before: float, until: float) -> bool:
         rest = _EVENTS.c.kind.in_(STEPS) & (_EVENTS.c.at < before)
@@ -246,8 +241,7 @@ class Thinning(StorePart):
     def _thin_resizes(self, before: float, until: float) -> bool:
         """Ids rise with time: those below one that switched before this time are as old."""
         switched = select(func.coalesce(func.max(_ROWS.c.resize), 0)).where(_ROWS.c.start < before)
-        with self._db.read() as connection:
-            newest = connection.execute(switched).scalar_one()
+        newest = self._value(switched)
         later = _RESIZES.alias()
         followed = select(later.c.id).where(later.c.job_id == _RESIZES.c.job_id, later.c.id > _RESIZES.c.id)
         over = _RESIZES.c.open_job.is_(None) & followed.where(later.c.open_job.is_(None)).exists()

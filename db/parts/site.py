@@ -18,7 +18,7 @@ from slurm_elastic.protocol.messages import NOT_TRIED, Tried, Unreached
 from .. import schema
 from ..engine import Database
 from ..rows import HostPair, ProbeRow
-from .base import Ended, StorePart, record
+from .base import Ended, StorePart
 
 FORGET_S = 7 * 86400.0
 MOST = 1000
@@ -36,8 +36,7 @@ class HostPairs(StorePart):
     def all(self) -> tuple[HostPair, ...]:
         with self._db.lock:
             if self._pairs is None:
-                with self._db.read() as connection:
-                    self._pairs = tuple(record(HostPair, row) for row in connection.execute(_IN_ORDER))
+                self._pairs = tuple(self._records(HostPair, _IN_ORDER))
             return self._pairs
 
     def note(self, user: str, pairs: Iterable[Unreached], at: float) -> list[HostPair]:
@@ -90,11 +89,9 @@ class Probes(StorePart):
         """All of them, in the order of users and partitions."""
         with self._db.lock:
             if self._probes is None:
-                with self._db.read() as connection:
-                    rows = connection.execute(select(_PROBED).order_by(_PROBED.c.user, _PROBED.c.partition)).all()
                 self._probes = tuple(
                     ProbeRow(row.user, row.partition, row.at, tuple(codec.decode(Tried, one) for one in row.tried))
-                    for row in rows
+                    for row in self._rows(select(_PROBED).order_by(_PROBED.c.user, _PROBED.c.partition))
                 )
             return self._probes
 
