@@ -64,7 +64,6 @@ def _drop_output() -> None:
 
 
 def exit_status(error: ElasticError) -> int:
-    """The exit status that an error ends in."""
     if isinstance(error, DaemonUnreachable) or _munge_is_away(error):
         return UNREACHABLE
     if isinstance(error, (ConfigError, RequestError)):

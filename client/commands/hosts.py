@@ -39,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the pairs, or clear some."""
     chosen = options.check_format(args, FIELDS, DEFAULT)
     if args.clear is None:
         known = options.ask(PairsOfHosts)

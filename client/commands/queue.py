@@ -17,12 +17,10 @@ FIELDS = columns(QueuedJob, capitals=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `selastic queue`."""
     options.add_output_options(parser, FIELDS, DEFAULT)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the queue."""
     chosen = options.check_format(args, FIELDS, DEFAULT)
     known = options.ask(Queue)
     below = [] if known.mode == "act" else ["Nothing of this order is done: the service queue only reviews."]

@@ -51,7 +51,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def summary(advice: Review, now: float) -> list[str]:
-    """The sums in sentences."""
     total = advice.cluster
     since = f"from {format_time(advice.start, now)} to {format_time(advice.end, now)}"
     if not total.jobs:

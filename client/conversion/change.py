@@ -27,8 +27,6 @@ MARK, WIDTH = "elastic:", 100
 
 
 class Edits(cst.CSTTransformer):
-    """Collects changes, and makes them."""
-
     def __init__(self, source: Source) -> None:
         super().__init__()
         self._source = source
@@ -101,7 +99,6 @@ class Edits(cst.CSTTransformer):
 
 
 def unified(name: str, before: str, after: str) -> str:
-    """The change as a diff that `patch` takes."""
     lines = difflib.unified_diff(_split(before), _split(after), fromfile=name, tofile=name)
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 

@@ -30,7 +30,6 @@ def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def code(node: cst.CSTNode) -> str:
-    """The node's own text."""
     return cst.Module([]).code_for_node(node).strip()
 
 

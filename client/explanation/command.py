@@ -31,8 +31,6 @@ DEFAULT = "Label,Text"
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that is said."""
-
     label: str = about("Outcome, Why, Gain, From, How, Cost, ...", Column("Label"))
     text: str = about("what is said under that label, in words", Column("Text"))
 

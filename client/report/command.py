@@ -58,8 +58,6 @@ class Hours:
 
 @record
 class UsageHours(Usage):
-    """How jobs have gone over a window, with their hours."""
-
     hours: tuple[Hours, ...]
 
 

@@ -24,7 +24,6 @@ class FreeGpus:
             self._with[free].add(node)
 
     def copy(self) -> FreeGpus:
-        """Another that is the same now."""
         other = copy(self)
         other.free, other._with = list(self.free), [set(nodes) for nodes in self._with]
         return other

@@ -189,7 +189,6 @@ def write(directory: Path) -> list[Path]:
 
 
 def main() -> int:
-    """The command of the module's docstring."""
     parser = argparse.ArgumentParser(prog="documents", description="write man pages and shell completion")
     parser.add_argument("directory", type=Path, help="where to")
     for path in write(parser.parse_args().directory):

@@ -49,7 +49,6 @@ class Derived(Generic[K, A, V]):
         return dict(zip(keys, self._of(keys, inputs, every, now), strict=True))
 
     def one(self, key: K, asked: A, now: float = 0.0) -> V:
-        """The value of one key."""
         return self.of({key: asked}, now)[key]
 
     def each(self, asked: Sequence[A]) -> list[V]:

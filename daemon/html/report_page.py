@@ -202,7 +202,6 @@ HEAD = (
 
 
 def page(usage: Usage) -> str:
-    """The HTML of these jobs."""
     rows = clipped(usage.allocations, usage.start, usage.end)
     jobs = {job.job_id: job for job in usage.jobs}
     start, end = first_moment(usage, rows), usage.end

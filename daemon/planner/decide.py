@@ -98,7 +98,6 @@ class Plan:
 
 
 def decide(inputs: Inputs) -> Plan:
-    """The decisions of one round."""
     inputs.tables.turn()
     POLICIES[inputs.settings.policy].begin_round()
     running_jobs = inputs.tables.running(inputs.roster, inputs.states, inputs.settings, inputs.site, inputs.now)

@@ -42,8 +42,6 @@ def policy_name(default: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerSettings(ResizeSettings, Modes):
-    """Settings of the plan of elastic jobs."""
-
     table: ClassVar[str] = "planner"
 
     policy: str = policy_name(DEFAULT_POLICY)

@@ -84,7 +84,6 @@ class Tables:
         return found
 
     def accepted(self, job: ElasticJob) -> AcceptedSizes:
-        """The sizes that a job accepts."""
         return self._accepted.each([asked_for(job)])[0]
 
     def _running_job(self, asked: _Asked) -> RunningJob:

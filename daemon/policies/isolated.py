@@ -62,7 +62,6 @@ class Remote:
         return dict(self._ask("about"))
 
     def utilities(self, progress: Sequence[float]) -> list[float]:
-        """The utility of each."""
         values = list(self._ask("utilities", [float(one) for one in progress]))
         for at, value in zip(progress, values, strict=True):
             if not isfinite(value):
@@ -70,7 +69,6 @@ class Remote:
         return values
 
     def plan(self, problem: Problem) -> Sequence[int]:
-        """The planner's choices, checked."""
         try:
             return checked(problem, self._ask("plan", problem))
         except PolicyFailed as error:

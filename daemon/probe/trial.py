@@ -39,8 +39,6 @@ class NotTried(ElasticError):
 
 
 class State(NamedTuple):
-    """A job as Slurm lists it now."""
-
     state: str = ""
     nodes: tuple[str, ...] = ()
     batch_host: str = ""

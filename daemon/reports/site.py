@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def hosts(store: Store, viewer: Viewer, now: float) -> PairsOfHosts:
-    """Those that the viewer may see."""
     users = whose(store, viewer)
     seen = (pair for pair in store.host_pairs.all() if users is None or pair.user in users)
     return PairsOfHosts(pairs=tuple(_row(pair, now) for pair in seen))
@@ -53,6 +52,5 @@ def findings(partition: str, user: str, at: float, tried: Iterable[Tried]) -> tu
 
 
 def probes(store: Store, viewer: Viewer) -> Findings:
-    """Those that the viewer may see."""
     seen = [row for row in store.probes.all() if viewer.admin or row.user in ("", viewer.name)]
     return Findings(findings=tuple(one for row in seen for one in findings(row.partition, row.user, row.at, row.tried)))

@@ -101,7 +101,6 @@ def job(store: Store, job_id: int, viewer: Viewer, now: float) -> JobStatus:
 
 
 def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown | None = None) -> JobStatus:
-    """Everything known about one job, in one record."""
     known = known or LastKnown(
         *(store.allocations.in_use(job.job_id), store.decisions.last(job.job_id), store.resizes.of(job.job_id)),
         *(store.reports.last(job.job_id), store.jobs.pinned(job.job_id)),
@@ -159,7 +158,6 @@ def _held(pieces: tuple[Piece, ...]) -> tuple[tuple[HeldPiece, ...], int, str]:
 
 
 def elapsed_s(job: JobRow, now: float) -> float | None:
-    """How long it has run."""
     if job.start_time is None:
         return None
     return max(0.0, (job.end_time if job.end_time is not None else now) - job.start_time)

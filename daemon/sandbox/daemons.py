@@ -101,7 +101,6 @@ class Daemons:
                 child.wait(5)
 
     def command(self, name: str) -> list[str]:
-        """How a daemon is started."""
         at = self._at
         program, _, which = name.partition("-")
         if program == "munged":

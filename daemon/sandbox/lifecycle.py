@@ -183,7 +183,6 @@ class Sandbox:
 
     @classmethod
     def laid_out(cls, path: Path, first_port: int) -> Layout:
-        """Where a new one lives."""
         return Layout(path, socket.gethostname().split(".")[0], first_port, ())
 
     @property
@@ -289,7 +288,6 @@ class Sandbox:
             file.write(secrets.token_bytes(128))
 
     def _files(self) -> dict[str, tuple[str, int]]:
-        """See render()."""
         return render(self.spec, self.layout, host.slurm_release(self.spec))
 
 

@@ -49,7 +49,6 @@ def entries() -> list[Entry]:
 
 
 def find(name: str) -> Entry | None:
-    """The sandbox of that name, or None."""
     return next((entry for entry in entries() if entry.name == name), None)
 
 

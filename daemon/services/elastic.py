@@ -119,7 +119,6 @@ class ElasticJobs(Service):
         self._fell_back = ""
 
     def running_job(self, job_id: int) -> RunningJob | None:
-        """A running elastic job as the last round found it."""
         return self.tables.running_jobs.get(job_id)
 
     def inputs(self, seen: Observation) -> Inputs:

@@ -10,8 +10,6 @@ from ..config.fields import PATH, number, text
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmSettings:
-    """Settings of what talks to Slurm."""
-
     table: ClassVar[str] = "slurm"
 
     slurm_conf: str = text("", *PATH)

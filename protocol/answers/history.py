@@ -153,8 +153,6 @@ class Events:
 
 @record
 class PlanRow:
-    """What a round decided for one job."""
-
     job_id: int = about("job id", Column("JobID", help="job id; 7_3: a task of array 7", cell=shown_id), public=True)
     task_name: str | None = about("7_3 for a task of array 7, as Slurm names it", public=True)
     name: str | None = about("job name", Column("Name"))

@@ -73,8 +73,6 @@ class MoveReview(ReviewFigures, JobRecord):
 
 @record
 class ClusterReview(ReviewFigures):
-    """The sums over all jobs."""
-
     jobs: int
 
 

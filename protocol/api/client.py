@@ -55,11 +55,9 @@ class SingleSendConnection(http.client.HTTPConnection):
     _held = b""
 
     def send(self, data: Any) -> None:
-        """Keep some bytes of the request."""
         self._held += data
 
     def getresponse(self) -> http.client.HTTPResponse:
-        """Send the request, and read the answer's head."""
         held, self._held = self._held, b""
         super().send(held)
         return super().getresponse()

@@ -30,8 +30,6 @@ from .slurm_job import SlurmJob, component_ids, parse_job
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How this run is to be done."""
-
     command: tuple[str, ...]
     job_dir: Path
     listen: str

@@ -109,7 +109,6 @@ def partial_of(directory: Path, step: int) -> Path:
 
 
 def prepare(partial: Path) -> None:
-    """An empty directory to write into."""
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     own_files.make_own(partial)
@@ -276,7 +275,6 @@ class Writer:
             return self._busy or self._next is not None
 
     def put(self, snapshot: dict[str, Any]) -> None:
-        """Hand over a snapshot."""
         self._hand_over(Work(lambda: write(self.directory, snapshot, self.safe), lambda: self.on_free(snapshot)))
 
     def put_parts(self, job: Callable[[], Saved | None]) -> None:

@@ -38,8 +38,6 @@ TICK_S = 0.25
 
 @dataclass(eq=False)
 class ComingWorld:
-    """A world that the supervisor has announced to this worker."""
-
     generation: int
     rank: int = -1
     size: int = 0

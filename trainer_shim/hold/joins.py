@@ -89,8 +89,6 @@ class JoinEnded(Event):
 
 @dataclass(slots=True)
 class Join:
-    """A join command that runs."""
-
     node: NodeKey
     name: str
     index: int

@@ -53,8 +53,6 @@ SOCKET_PATH = 107
 
 @dataclass(slots=True)
 class Child:
-    """A worker process of this agent."""
-
     name: str
     pid: int
     output: int

@@ -30,8 +30,6 @@ ANY = sys.maxsize
 
 
 class Row(NamedTuple):
-    """What goes together."""
-
     reduction: str
     call: str
     """How the model is spread over the ranks."""

@@ -39,8 +39,6 @@ UNDISTURBED = "parameters as undisturbed"
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that is to hold."""
-
     name: str
     held: bool
     detail: str = ""

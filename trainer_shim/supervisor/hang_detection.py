@@ -24,8 +24,6 @@ _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank is."""
-
     doing: str
     """What it waits in, or that it does not."""
     at: str

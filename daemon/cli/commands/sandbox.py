@@ -27,7 +27,6 @@ SHAPE = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the sub-commands and their options on the parser of `selastic sandbox`."""
     commands = parser.add_subparsers(dest="sandbox_command", required=True, metavar="up|down|status")
     defaults = SandboxSpec()
     up = commands.add_parser("up", help="start a private Slurm and wait until it is ready")

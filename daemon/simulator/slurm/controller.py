@@ -67,7 +67,6 @@ class Slurm:
         insort(self.queue, components[0].job_id, key=lambda job_id: (self.waiting[job_id].submit_time, job_id))
 
     def change(self, job_id: int, **fields: object) -> None:
-        """Other values of a job's record."""
         jobs = self.running if job_id in self.running else self.waiting
         jobs[job_id] = replace(jobs[job_id], **fields)  # type: ignore[arg-type]
 

@@ -139,7 +139,6 @@ class Holding:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """Those in use."""
         return self.nodes.pieces(*IN_USE)
 
     @property
