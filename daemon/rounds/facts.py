@@ -190,7 +190,13 @@ class StoredFacts:
 
     def site_factors(self, job_ids: Collection[int]) -> Mapping[int, int]:
         last = self._store.events.last(job_ids, EventKind.PRIORITIZE)
-        return {job_id: int(event.detail["factor"]) for job_id, event in last.items() if event.detail["factor"]}
+        refused = self._store.events.last(last, EventKind.REFUSED)
+        return {
+            job_id: int(event.detail["factor"])
+            for job_id, event in last.items()
+            # What Slurm refused to take back stands.
+            if event.detail["factor"] or (job_id in refused and refused[job_id].id > event.id)
+        }
 
     def refused(self, seen: Observation) -> dict[int, Mapping[EventKind, Refusal]]:
         """What Slurm refuses to do about running elastic jobs now, by job id."""

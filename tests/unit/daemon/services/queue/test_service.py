@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from daemon_harness import World, settings
-from fake_slurm import Component
+from fake_slurm import Component, FakeClient
 
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.services.queue.service import LEARN_FROM_S
 from slurm_elastic.daemon.slurm.accounting import EndedJob
 from slurm_elastic.protocol.codes import EventKind
-from slurm_elastic.protocol.errors import NotFound
+from slurm_elastic.protocol.errors import NotFound, SlurmRefused
 
 
 def world(tmp_path: Path, *services: str, multifactor: bool = True, **more: object) -> World:
@@ -48,6 +48,29 @@ def test_who_needs_less_gets_more_priority_and_gives_it_back(tmp_path: Path) -> 
     acts.boot()
     acts.round()
     assert acts.slurm.site_factors == {long: 0, short: 0}
+
+
+def test_what_slurm_refuses_to_take_back_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a daemon that was started again in between."""
+    acts = world(tmp_path, "queue=act")
+    job = acts.rigid(1, name="short")
+    learn(acts)
+    assert acts.slurm.site_factors[job] > 0
+    acts.settings = settings()
+
+    def refuses(_: FakeClient, job_id: int, factor: int) -> None:
+        raise SlurmRefused(f"Slurm refused to change job {job_id}: Access/permission denied")
+
+    with monkeypatch.context() as site:
+        site.setattr(FakeClient, "set_site_factor", refuses)
+        acts.boot()
+        acts.round()
+    acts.boot()
+    for _ in range(2):
+        acts.round()
+    assert acts.slurm.site_factors == {job: 0}
+    asked = [event for event in acts.store.events.of(job) if event.kind == EventKind.PRIORITIZE]
+    assert len(asked) == 3
 
 
 def test_held_jobs_and_companions_are_left_alone(tmp_path: Path) -> None:
