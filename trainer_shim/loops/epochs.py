@@ -228,12 +228,11 @@ class EpochLoop:
         self.micro = None
         self._own += micro.own
         coming, vote = None, None
-        if micro.last:
+        if micro.last and not parallel.void:  # else it fell in the forward pass: this is the old world by now
             coming, vote = session.vote()
             if self._weight is not None:
                 vote = dataclasses.replace(vote, weight=self._weight)
-            if not parallel.void:  # it fell in the forward pass: this is the old world by now
-                session.record(micro.total, self._own)
+            session.record(micro.total, self._own)
             self._own = []
         try:
             reader = parallel.backward(loss, vote)

@@ -73,6 +73,21 @@ def test_whoever_leaves_stays_until_the_new_world_has_done_a_step(
     assert difference(result(tmp_path), alone(zygote, tmp_path, *sizes)) < 1e-12
 
 
+@cuts
+def test_who_left_and_who_stayed_count_the_same_steps_of_a_world_that_goes_on(
+    zygote: Zygote, start: Start, tmp_path: Path
+) -> None:
+    """A joiner is lost in the forward pass of a world that one of three left. That step is of neither world: those who
+    were in it and the one who waited compare their states behind the same later ones, and so say the same things."""
+    sizes = ["--micro", "25", "--samples", "1503", "--epochs", "1"]
+    control = start("--hold-from", "0", *sizes, "--strategy", "fsdp")
+    control.start("a", "b", "c")
+    refused(control, "forward", signal.SIGKILL, "ab", ["d"])
+    assert control.exits("a", "b", "c") == [0, 0, 0], control.story()
+    control.checked(samples=1503, epochs=1, worlds=1, restarts=0, steps=31)
+    assert difference(result(tmp_path), alone(zygote, tmp_path, *sizes)) < 1e-12
+
+
 def test_a_size_that_does_not_fit_into_memory_is_refused_and_then_computed_in_smaller_parts(
     zygote: Zygote, start: Start, tmp_path: Path
 ) -> None:
