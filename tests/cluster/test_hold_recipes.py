@@ -31,7 +31,7 @@ def recipe(empty_sandbox: Sandbox, tmp_path: Path) -> Iterator[Recipe]:
     tmp_path.chmod(0o755)
     with FakeDaemon() as daemon:
 
-        def submit(name: str, **env: str) -> SlurmJob:
+        def submit(name: str, *words: str, **env: str) -> SlurmJob:
             for file in (ROOT / "examples/hold").iterdir():
                 shutil.copy(file, tmp_path)
             (tmp_path / "bin").mkdir()
@@ -44,7 +44,7 @@ def recipe(empty_sandbox: Sandbox, tmp_path: Path) -> Iterator[Recipe]:
                 ["NONE", *(f"{key}={value}" for key, value in (variables | daemon.env(tmp_path)).items())]
             )
             job = SlurmJob(empty_sandbox, tmp_path, daemon)
-            job.sbatch(f"--export={exports}", str(tmp_path / f"{name}.sbatch"))
+            job.sbatch(f"--export={exports}", str(tmp_path / f"{name}.sbatch"), *words)
             return job
 
         yield submit
@@ -131,6 +131,21 @@ def test_ray(recipe: Recipe) -> None:
     job.ends(180)
     assert {int(line.split()[0]) for line in done(job)} == set(range(80))
     figures("Ray", grown, shrunk, f"{len(done(job)) - 80} tasks done twice")
+
+
+@large
+def test_ray_train(recipe: Recipe) -> None:
+    """A job of Ray Train takes the node that joins, and does without it: no step is left out."""
+    job = recipe("ray", "train_ray.py", "8")
+    wait_until(lambda: len(done(job)) > 3, 90, job.story)
+    grown = grows(job, lambda: done(job)[-1].endswith(" 2"))
+    shrunk = shrinks(job)
+    wait_until(lambda: done(job)[-1].endswith(" 1"), 60, job.story)
+    (job.folder / "end").touch()
+    job.ends(180)
+    steps = [int(line.split()[0]) for line in done(job)]
+    assert set(steps) == set(range(1, max(steps) + 1))
+    figures("Ray Train", grown, shrunk, f"{len(steps) - len(set(steps))} steps done twice")
 
 
 @large
