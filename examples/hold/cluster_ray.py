@@ -1,5 +1,5 @@
-"""The Ray cluster of this job. `cluster_ray.py drain NODES SECONDS` has Ray itself take these nodes out of it: nothing more begins
-there, and what runs there has so many seconds to end."""
+"""The Ray cluster of this job. `cluster_ray.py drain NODES SECONDS` has Ray itself take these nodes out of it: nothing
+more begins there, and what runs there has so many seconds to end."""
 
 import os
 import subprocess

@@ -1,5 +1,5 @@
-"""A job of Ray Train that takes the nodes that come: `TorchTrainer` with an elastic number of workers, one on each Ray node.
-At each change Ray Train starts its workers anew from the last checkpoint that they reported."""
+"""A job of Ray Train that takes the nodes that come: `TorchTrainer` with an elastic number of workers, one on each
+Ray node. At each change Ray Train starts its workers anew from the last checkpoint that they reported."""
 
 import tempfile
 import time

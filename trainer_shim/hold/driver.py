@@ -94,6 +94,9 @@ class HoldDriver(Driver):
 
     def _start_command(self) -> None:
         def ended(how: Ended) -> None:
+            if self._own is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._own.pid, signal.SIGKILL)  # what it has left in the background
             self._event(CommandEnded(how.code if how.code >= 0 else 128 - how.code))
 
         self._own = self._start(self._commands.command, ended)

@@ -7,6 +7,7 @@ Limit: one figure for the whole job; the first seconds at a new size are left ou
 
 from __future__ import annotations
 
+import http.client
 import math
 import re
 import threading
@@ -27,6 +28,8 @@ from ..allocation.pieces.table import Change
 from .joins import Held
 
 TIMEOUT_S = 5.0
+MOST_READ = 1 << 22
+"""Bytes of a source."""
 SPEEDS = (1e-6, 1e6)
 """Of one GPU, in units a second: what is believed."""
 UNSETTLED = 2.0
@@ -79,10 +82,11 @@ class Speeds(Part[Held]):
         gpus, now = sum(piece.gpus for piece in context.pieces), context.now
         if context.generation != self._generation:
             self._generation, self._since = context.generation, now
-        self._samples += event.per_s * min(now - self._last, 60.0) if self._last else 0.0
-        self._last = now
-        settled = now - self._since >= UNSETTLED * context.report_every_s > 0
-        if not settled or not SPEEDS[0] <= event.per_s / gpus <= SPEEDS[1]:
+        passed, self._last = min(now - self._last, 60.0) if self._last else 0.0, now
+        if not SPEEDS[0] <= event.per_s / gpus <= SPEEDS[1]:
+            return
+        self._samples += event.per_s * passed
+        if not now - self._since >= UNSETTLED * context.report_every_s > 0:
             return
         self._step += 1
         nodes = sum(len(piece.nodes) for piece in context.pieces)
@@ -120,7 +124,7 @@ def follow(where: str, every_s: Callable[[], float], found: Callable[[float], No
     def work() -> None:
         while True:
             value = read()
-            if value is not None and math.isfinite(value):
+            if value is not None and 0 <= value < math.inf:
                 found(value)
             time.sleep(every_s() or 1.0)
 
@@ -141,7 +145,8 @@ def reader(where: str) -> Callable[[], float | None]:
 
 def _of_file(path: Path) -> float | None:
     try:
-        return float(path.read_text().split()[0])
+        with path.open() as file:
+            return float(file.read(MOST_READ).split()[0])
     except (OSError, ValueError, IndexError):
         return None
 
@@ -155,8 +160,8 @@ def _of_metrics(url: str, name: str) -> Callable[[], float | None]:
         nonlocal seen
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
-                value = metric(answer.read(1 << 22).decode(errors="replace"), name)
-        except (OSError, ValueError):
+                value = metric(answer.read(MOST_READ).decode(errors="replace"), name)
+        except (OSError, ValueError, http.client.HTTPException):
             return None
         if value is None or not name.endswith("_total"):
             return value

@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from fake_daemon import FakeDaemon
 from local_run import Run, children
 from waiting import wait_until
@@ -77,6 +78,66 @@ def test_what_hangs_is_bounded(tmp_path: Path) -> None:
         run.process.kill()
         run.wait()
         wait_until(lambda: not [pid for pid in children(1) if b"end ]" in cmdline(pid)], 30)
+
+
+@pytest.mark.parametrize(
+    ("join", "why"),
+    [
+        ("sleep 1000 & exit 0", "ended with exit code 0"),
+        ("exec 2>&1; printf '\\377\\000\\033[31mred\\n'; exit 5", "ended with exit code 5: "),
+        ("head -c 300000 /dev/urandom; kill -9 $$", "ended with signal 9"),
+    ],
+)
+def test_strange_join_commands_are_given_back(tmp_path: Path, join: str, why: str) -> None:
+    """One that puts itself into the background, two that print what is no text; what they have begun is gone, too."""
+    with FakeDaemon() as daemon:
+        run = hold(tmp_path, daemon, join=join)
+        base = daemon.wait_registered().pieces
+        daemon.order(1, 0, base, (Shape(1, 1),))
+        detail = daemon.wait_phase(1, "failed").detail
+        assert why in detail and detail.isprintable(), detail
+        wait_until(lambda: len(agents(run)) == 1, 30, run.text)
+        wait_until(lambda: not started_in(tmp_path, b"sleep\x001000"), 30)
+        (tmp_path / "end").touch()
+        assert run.wait() == 3
+
+
+@pytest.mark.parametrize(
+    "leave", ["cat", "cat <&2 & while :; do printf '\\377\\000'; sleep 0.2; done", "no-such-command"]
+)
+def test_strange_leave_commands_hold_no_node(tmp_path: Path, leave: str) -> None:
+    """One that reads what nobody writes, one that never ends and leaves another behind, one that is none."""
+    with FakeDaemon() as daemon:
+        run = hold(tmp_path, daemon, "--drain-s", "2", leave=leave)
+        base = daemon.wait_registered().pieces
+        daemon.order(1, 0, base, (Shape(1, 1),))
+        daemon.wait_phase(1, "running")
+        daemon.order(2, 0, base)
+        assert daemon.wait_phase(2, "running").pieces == base
+        (tmp_path / "end").touch()
+        assert run.wait() == 3
+        wait_until(lambda: not started_in(tmp_path, b"cat\0"), 30)
+
+
+@pytest.mark.parametrize(
+    ("own", "code"), [("sleep 1000 & exit 4", 4), ("kill -9 $$", 137), ("exec no-such-command", 127)]
+)
+def test_the_end_of_the_command_ends_all(tmp_path: Path, own: str, code: int) -> None:
+    """Also of one that goes into the background: nothing of it stays."""
+    with FakeDaemon() as daemon:
+        run = hold(tmp_path, daemon, own=own)
+        assert run.wait() == code
+        wait_until(lambda: not started_in(tmp_path, b"sleep\x001000"), 30)
+
+
+def started_in(folder: Path, command: bytes) -> list[int]:
+    """Processes with this command line whose folder it is."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cmdline").read_bytes().startswith(command) and (process / "cwd").readlink() == folder:
+                found.append(int(process.name))
+    return found
 
 
 def agents(run: Run) -> dict[str, int]:

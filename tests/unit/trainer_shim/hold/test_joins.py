@@ -192,13 +192,15 @@ def test_speeds_are_reported_once_a_size_has_settled() -> None:
         40,
         "tasks",
     )
-    for unreal in (0.0, -1.0, 1e12):
+    for unreal in (0.0, -1.0, 1e12, 1.7e308, float("inf"), float("nan")):
         hold.hear(Figure(unreal), 5.0)
     assert not hold.took(SendReport)
     hold.grow("n2")
     hold.wait(2.0)
     hold.hear(Figure(16.0), 0.1)
     assert not hold.took(SendReport)
+    hold.hear(Figure(16.0), 5.0)
+    assert 100 < hold.took(SendReport)[0].report.samples < 300
 
 
 def test_a_job_with_nothing_to_do_gives_back_and_asks_again() -> None:

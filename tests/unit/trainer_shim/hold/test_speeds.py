@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 from slurm_elastic.protocol.errors import ConfigError
 from slurm_elastic.trainer_shim.hold import tell
-from slurm_elastic.trainer_shim.hold.speeds import metric, reader
+from slurm_elastic.trainer_shim.hold.speeds import follow, metric, reader
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,39 @@ def test_a_counter_is_what_it_grows_by(monkeypatch: pytest.MonkeyPatch) -> None:
     server.shutdown()
     server.server_close()
     assert read() is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.0 500 Oh\r\n\r\nspeed 12.5\n",
+        b"HTTP/1.0 200 OK\r\n\r\nspeed soon\n",
+        b"HTTP/1.0 200 OK\r\n\r\n<html>speed 12.5</html>",
+        b"\x00\xff not HTTP\r\n",
+        b"",
+    ],
+)
+def test_answers_that_are_no_metrics_are_no_figure(answer: bytes) -> None:
+    """And the next is asked for all the same."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with server.accept()[0] as client:
+                client.recv(4096)
+                client.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        assert reader(f"http://127.0.0.1:{server.getsockname()[1]}/#speed")() is None
+
+
+@pytest.mark.parametrize("said", ["nan", "inf", "-inf", "-3", "1e999"])
+def test_figures_that_nothing_can_be_are_not_handed_on(tmp_path: Path, said: str) -> None:
+    heard: queue.Queue[float] = queue.Queue()
+    (tmp_path / "speed").write_text(said)
+    follow(str(tmp_path / "speed"), lambda: 0.05, heard.put)
+    (tmp_path / "new").write_text("12.5")
+    (tmp_path / "new").replace(tmp_path / "speed")
+    assert heard.get(timeout=30) == 12.5
 
 
 @pytest.mark.parametrize("where", ["http://host/metrics", "http://host/metrics#no name", "ftp://host/speed", "~/speed"])
