@@ -1,15 +1,14 @@
-"""The files of a private Slurm, rendered from what is asked. Pure: nothing here looks at the machine.
+"""The files of a private Slurm, made of those in templates/ by what is asked. Nothing here looks at the machine.
 
 Written for Slurm 22.05 and kept to keys that newer releases know too; what one of them refuses is left out there.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_elastic.protocol.errors import SandboxError
 
+TEMPLATES = Path(__file__).parent / "templates"
 CLUSTER = "sandbox"
 ACCOUNT = "research"
 USERS = ("root", "games", "daemon", "nobody")
@@ -107,77 +106,30 @@ def node_names(spec: SandboxSpec) -> list[str]:
     return [f"n{i}" for i in range(1, spec.nodes + 1)]
 
 
+def _filled(name: str, at: Layout, **values: object) -> str:
+    return (TEMPLATES / name).read_text().format(at=at, **values)
+
+
 def slurm_conf(spec: SandboxSpec, at: Layout) -> str:
-    """slurm.conf. SlurmUser is root: one account runs everything, and root may act for any user of the tests."""
     nodes = "n1" if spec.nodes == 1 else f"n[1-{spec.nodes}]"
     last_port = at.first_node_port + spec.nodes - 1
-    ports = str(last_port) if spec.nodes == 1 else f"[{at.first_node_port}-{last_port}]"
-    cores = spec.cpus_per_node // spec.threads_per_core
-    gres = f" Gres=gpu:{spec.gpu_type}:{spec.gpus_per_node}" if spec.gpus_per_node else ""
-    lines = [
-        f"ClusterName={CLUSTER}",
-        f"SlurmctldHost={at.host}({at.address})",
-        f"SlurmctldPort={at.slurmctld_port}",
-        "SlurmUser=root",
-        "SlurmdUser=root",
-        "AuthType=auth/munge",
-        "CredType=cred/munge",
-        f"AuthInfo=socket={at.munge_socket}",
-        f"StateSaveLocation={at.dir}/state",
-        f"SlurmdSpoolDir={at.dir}/spool/%n",
-        f"SlurmctldPidFile={at.dir}/slurmctld.pid",
-        f"SlurmdPidFile={at.dir}/slurmd-%n.pid",
-        f"SlurmctldLogFile={at.dir}/log/slurmctld.log",
-        f"SlurmdLogFile={at.dir}/log/slurmd-%n.log",
-        "SlurmctldDebug=info",
-        "SlurmdDebug=info",
-        # No cgroups and no affinity: the nodes share one host that is smaller than they say.
-        "ProctrackType=proctrack/linuxproc",
-        "TaskPlugin=task/none",
-        "JobAcctGatherType=jobacct_gather/none",
-        "MpiDefault=none",
-        "SlurmdParameters=config_overrides",
-        "ReturnToService=2",
-        "SwitchType=switch/none",
-        "SelectType=select/cons_tres",
-        "SelectTypeParameters=CR_Core_Memory",
-        # A job that asks for no memory leaves room for others on its node.
-        f"DefMemPerCPU={max(1, spec.mem_mb // spec.cpus_per_node)}",
-        "PreemptMode=OFF",
-        "SchedulerType=sched/backfill",
-        # Tests wait for starts: schedule at once instead of every minute.
-        "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2",
-        f"KillWait={spec.kill_wait_s}",
-        "InactiveLimit=0",
-        "MinJobAge=300",
-        "Waittime=0",
-        "MaxJobCount=20000",
-        *_accounting(spec, at),
-        *(["GresTypes=gpu"] if gres else []),
-        f"NodeName={nodes} NodeHostname={at.host} NodeAddr={at.address} Port={ports}"
-        f" CPUs={spec.cpus_per_node} CoresPerSocket={cores} ThreadsPerCore={spec.threads_per_core}"
-        f" RealMemory={spec.mem_mb}{gres} State=UNKNOWN",
-        f"PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE State=UP",
-        *spec.extra_slurm_conf,
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _accounting(spec: SandboxSpec, at: Layout) -> list[str]:
-    if not spec.with_accounting:
-        return ["AccountingStorageType=accounting_storage/none"]
-    lines = [
-        "AccountingStorageType=accounting_storage/slurmdbd",
-        f"AccountingStorageHost={at.address}",
-        f"AccountingStoragePort={at.slurmdbd_port}",
-        # With MUNGE on its own socket this key carries the path of the socket, not a password.
-        f"AccountingStoragePass={at.munge_socket}",
-        # AccountingStorageEnforce is left out: no association, limit or QOS keeps a job from starting.
-        "AccountingStoreFlags=job_comment",
-    ]
-    if spec.gpus_per_node:
-        lines.append(f"AccountingStorageTRES=gres/gpu,gres/gpu:{spec.gpu_type}")
-    return lines
+    further = ["AccountingStorageType=accounting_storage/none"]
+    if spec.with_accounting:
+        counted = [f"AccountingStorageTRES=gres/gpu,gres/gpu:{spec.gpu_type}"] if spec.gpus_per_node else []
+        further = [_filled("accounting.conf", at), *counted]
+    conf = _filled(
+        "slurm.conf",
+        at,
+        cluster=CLUSTER,
+        spec=spec,
+        nodes=nodes,
+        ports=str(last_port) if spec.nodes == 1 else f"[{at.first_node_port}-{last_port}]",
+        cores=spec.cpus_per_node // spec.threads_per_core,
+        gres=f" Gres=gpu:{spec.gpu_type}:{spec.gpus_per_node}" if spec.gpus_per_node else "",
+        mem_per_cpu=max(1, spec.mem_mb // spec.cpus_per_node),
+        further="\n".join([*further, *(["GresTypes=gpu"] if spec.gpus_per_node else [])]),
+    )
+    return "\n".join([conf.rstrip("\n"), *spec.extra_slurm_conf]) + "\n"
 
 
 def gres_conf(spec: SandboxSpec, at: Layout) -> str:
@@ -185,61 +137,6 @@ def gres_conf(spec: SandboxSpec, at: Layout) -> str:
     if not spec.gpus_per_node:
         return "# no GPUs\n"
     return "".join(f"Name=gpu Type={spec.gpu_type} File={file}\n" for file in at.gpu_files)
-
-
-def slurmdbd_conf(at: Layout) -> str:
-    """slurmdbd.conf; slurmdbd insists on mode 600 for it."""
-    return "\n".join(
-        [
-            "AuthType=auth/munge",
-            f"AuthInfo=socket={at.munge_socket}",
-            "DbdHost=localhost",
-            f"DbdAddr={at.address}",
-            f"DbdPort={at.slurmdbd_port}",
-            "SlurmUser=root",
-            "DebugLevel=info",
-            f"LogFile={at.dir}/log/slurmdbd.log",
-            f"PidFile={at.dir}/slurmdbd.pid",
-            "StorageType=accounting_storage/mysql",
-            "StorageHost=localhost",
-            "StorageLoc=slurm_acct_db",
-            "StorageUser=root",
-            "",
-        ]
-    )
-
-
-def my_cnf(at: Layout) -> str:
-    """MariaDB's options: small and without any durability, since the data dies with the sandbox. No TCP port."""
-    data = at.dir / "db"
-    return "\n".join(
-        [
-            "[client]",
-            f"socket={data}/mysql.sock",
-            "[mariadbd]",
-            f"datadir={data}/data",
-            f"socket={data}/mysql.sock",
-            f"pid-file={data}/mariadbd.pid",
-            f"tmpdir={data}",
-            "user=mysql",
-            "skip-networking",
-            "skip-log-bin",
-            "performance_schema=0",
-            "innodb_buffer_pool_size=32M",
-            "innodb_log_file_size=16M",
-            "innodb_flush_log_at_trx_commit=0",
-            "innodb_flush_method=nosync",
-            "innodb_doublewrite=0",
-            "innodb_use_native_aio=0",
-            "innodb_lock_wait_timeout=900",
-            # On by default from 11.6, and nothing that slurmdbd knows of; "loose": older ones do not know it.
-            "loose-innodb-snapshot-isolation=OFF",
-            "key_buffer_size=1M",
-            "aria_pagecache_buffer_size=8M",
-            "aria_log_file_size=8M",
-            "",
-        ]
-    )
 
 
 def render(spec: SandboxSpec, at: Layout, release: tuple[int, int]) -> dict[str, tuple[str, int]]:
@@ -250,8 +147,8 @@ def render(spec: SandboxSpec, at: Layout, release: tuple[int, int]) -> dict[str,
         **{name: (text, 0o755) for name, text in spec.extra_files.items()},
     }
     if spec.with_accounting:
-        files["slurmdbd.conf"] = (slurmdbd_conf(at), 0o600)
-        files["my.cnf"] = (my_cnf(at), 0o644)
+        files["slurmdbd.conf"] = (_filled("slurmdbd.conf", at), 0o600)  # slurmdbd insists on that mode
+        files["my.cnf"] = (_filled("my.cnf", at), 0o644)
     if release >= (23, 2):
         # Newer slurmd wants a cgroup plugin even when nothing uses it; 22.05 does not know this word.
         files["cgroup.conf"] = ("CgroupPlugin=disabled\n", 0o644)

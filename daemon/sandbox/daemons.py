@@ -4,8 +4,6 @@ Nothing here decides about order or clean-up: see lifecycle. A daemon runs in th
 so that no key press meant for the starter reaches it, and carries the sandbox's id in its environment.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import subprocess

@@ -8,8 +8,6 @@ at the moment of the kill, so a recycled one is never hit, and no record has to 
 Limit: reads /proc, hence Linux, and root, to see the processes of other users.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -5,8 +5,6 @@ by binding them at the moment of the choice; a stranger may still take one befor
 says so in its log.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
