@@ -5,8 +5,6 @@ script, which sorts the table. Limit: the charts show the MOST_JOBS jobs with th
 table count all; rows lie within the window (`client.report`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -17,73 +15,51 @@ from slurm_elastic.protocol.answers.history import CapacityPoint, CurvePoint, Fa
 from slurm_elastic.protocol.text.tables import clean, cut, folded, number
 from slurm_elastic.protocol.text.times import elapsed, span
 
-from .charts import (
-    BELOW,
-    COLOURS,
-    LEFT,
-    RIGHT,
-    WIDTH,
-    Axis,
-    Chart,
-    Mark,
-    Point,
-    colour,
-    dot,
-    horizontal,
-    ink,
-    label,
-    line,
-    path,
-    rect,
-    render,
-    sample,
-    ticks,
-    time_axis,
-    time_ticks,
-    value_axis,
-)
+from . import charts
 
 LANE = 44
 NAME = 17
 """Of a job's name beside its lane, in the widths of a narrow letter."""
 
 
-def timeline(rows: Sequence[Stretch], names: Mapping[int, str], start: float, end: float) -> Chart:
+def timeline(rows: Sequence[Stretch], names: Mapping[int, str], start: float, end: float) -> charts.Chart:
     """A lane per job: what it held over time, as high as its GPUs; a mark where a resize paused it."""
     jobs = list(dict.fromkeys(row.job_id for row in rows))
-    x, top = horizontal(start, end), max((row.gpus for row in rows), default=1)
+    x, top = charts.horizontal(start, end), max((row.gpus for row in rows), default=1)
     height = LANE * len(jobs)
-    marks = time_axis(x, height, time_ticks(start, end))
+    marks = charts.time_axis(x, height, charts.time_ticks(start, end))
     for index, job in enumerate(jobs):
         floor = LANE * (index + 1)
         full = names[job]
         short = cut(full, NAME, "…")
-        marks.append(path("grid", f"M{LEFT} {floor}H{WIDTH - RIGHT}"))
-        marks.append(Mark("g", {}, full, children=(label(LEFT - 8, floor - 18, short, "end", "name"),)))
-        marks.append(label(LEFT - 8, floor - 5, str(job), "end"))
+        marks.append(charts.path("grid", f"M{charts.LEFT} {floor}H{charts.WIDTH - charts.RIGHT}"))
+        marks.append(
+            charts.Mark("g", {}, full, children=(charts.label(charts.LEFT - 8, floor - 18, short, "end", "name"),))
+        )
+        marks.append(charts.label(charts.LEFT - 8, floor - 5, str(job), "end"))
         marks += [mark for row in rows if row.job_id == job for mark in _held(row, x, floor, top, index)]
-    return Chart(WIDTH, height + BELOW, "GPUs of every job over time", marks)
+    return charts.Chart(charts.WIDTH, height + charts.BELOW, "GPUs of every job over time", marks)
 
 
-def _held(row: Stretch, x: Axis, floor: float, top: int, index: int) -> list[Mark]:
+def _held(row: Stretch, x: charts.Axis, floor: float, top: int, index: int) -> list[charts.Mark]:
     left, right = x.at(row.start), x.at(row.end)
     tall, width = max(4.0, (LANE - 8) * row.gpus / max(1, top)), max(0.8, right - left)
     held = row.allocation
     where = folded(held.node_list or "")
     title = f"{held.gpus} GPUs on {where}, batch {held.batch}, {held.steps} steps: {held.reason_text}"
-    marks = [rect(f"{colour(index)} held", left, floor - tall, width, tall, title)]
+    marks = [charts.rect(f"{charts.colour(index)} held", left, floor - tall, width, tall, title)]
     if width > 10 + 7 * len(str(row.gpus)):
         inside = tall > 15
         place = floor - tall + 12 if inside else floor - tall - 3
-        marks.append(label(left + 4, place, str(row.gpus), kind=ink(index) if inside else None))
+        marks.append(charts.label(left + 4, place, str(row.gpus), kind=charts.ink(index) if inside else None))
     if row.pause_s and x.low < row.start:
-        marks.append(path("pause", f"M{left:.1f} {floor + 5}v-5", f"paused for {row.pause_s:.2f} s"))
+        marks.append(charts.path("pause", f"M{left:.1f} {floor + 5}v-5", f"paused for {row.pause_s:.2f} s"))
     return marks
 
 
 def stacked(
     rows: Sequence[Stretch], shown: Collection[int], capacity: Sequence[CapacityPoint], start: float, end: float
-) -> Chart:
+) -> charts.Chart:
     """GPUs that train under the line of what elastic jobs may hold: the jobs `shown` one upon another, and what all
     together held behind them."""
     jobs = list(dict.fromkeys(row.job_id for row in rows if row.job_id in shown))
@@ -97,11 +73,11 @@ def stacked(
             mine[index] = mine.get(index, 0) + row.gpus
     top = max([1.0, *(gpus for _, gpus in total), *(point.gpus for point in capacity)])
     height = 230
-    x, y = horizontal(start, end), Axis(0, top, height, 20)
-    marks = time_axis(x, height, time_ticks(start, end)) + value_axis(y, "GPUs")
+    x, y = charts.horizontal(start, end), charts.Axis(0, top, height, 20)
+    marks = charts.time_axis(x, height, charts.time_ticks(start, end)) + charts.value_axis(y, "GPUs")
     if len(drawn) < len(rows):
         d = "".join(f"H{x.at(moment):.1f}V{y.at(gpus):.1f}" for moment, gpus in total)
-        marks.append(path("others", f"M{x.at(start):.1f} {height}{d}V{height}z", "other jobs"))
+        marks.append(charts.path("others", f"M{x.at(start):.1f} {height}{d}V{height}z", "other jobs"))
     floor = [0] * len(edges)
     for place, job in enumerate(jobs):
         shape = ""
@@ -110,11 +86,13 @@ def stacked(
             left, right = x.at(edges[index]), x.at(edges[index + 1])
             shape += f"M{left:.1f} {y.at(low):.1f}V{y.at(high):.1f}H{right:.1f}V{y.at(low):.1f}z"
             floor[index] = high
-        marks.append(path(colour(place), shape, f"job {job}"))
-    return Chart(WIDTH, height + BELOW, "GPUs that train, all jobs", marks + _capacity(capacity, x, y))
+        marks.append(charts.path(charts.colour(place), shape, f"job {job}"))
+    return charts.Chart(
+        charts.WIDTH, height + charts.BELOW, "GPUs that train, all jobs", marks + _capacity(capacity, x, y)
+    )
 
 
-def held_by_all(rows: Iterable[Stretch], start: float, end: float, most: int = 1500) -> list[Point]:
+def held_by_all(rows: Iterable[Stretch], start: float, end: float, most: int = 1500) -> list[charts.Point]:
     """(from when, GPUs held by all from then on), the last (end, 0). Of more than `most` changes, what is largest and
     what is left within each of as many stretches."""
     changes: dict[float, int] = {}
@@ -136,35 +114,35 @@ def held_by_all(rows: Iterable[Stretch], start: float, end: float, most: int = 1
     return [*steps, (end, 0.0)]
 
 
-def _capacity(points: Sequence[CapacityPoint], x: Axis, y: Axis) -> list[Mark]:
+def _capacity(points: Sequence[CapacityPoint], x: charts.Axis, y: charts.Axis) -> list[charts.Mark]:
     if not points:
         return []
     d = f"M{x.at(points[0].at):.1f} {y.at(points[0].gpus):.1f}"
     d += "".join(f"H{x.at(point.at):.1f}V{y.at(point.gpus):.1f}" for point in points[1:])
-    return [path("capacity", f"{d}H{x.last:.1f}", "GPUs that elastic jobs may hold")]
+    return [charts.path("capacity", f"{d}H{x.last:.1f}", "GPUs that elastic jobs may hold")]
 
 
-def scaling(job: UsageJob, index: int) -> Chart:
+def scaling(job: UsageJob, index: int) -> charts.Chart:
     """Throughput against GPUs: measurements, the model's curve with one sigma about it, and linear scaling."""
     curve, seen = job.curve, job.measured
     width, height, left = 340, 220, 56
     most = max([1, *(p.gpus for p in curve), *(m.gpus for m in seen)])
     upper = [p.samples_per_s * (1 + p.uncertainty) for p in curve]
     top = max([1e-9, *upper, *(m.samples_per_s for m in seen)])
-    x, y = Axis(0, most * 1.05, left, width - 10), Axis(0, top * 1.08, height - 34, 26)
-    marks = value_axis(y, "samples/s", left, width - 10)
-    marks += [label(x.at(v), height - 18, f"{v:g}", "middle") for v in ticks(most) if v == int(v)]
-    marks.append(label(width - 10, height - 4, "GPUs", "end"))
+    x, y = charts.Axis(0, most * 1.05, left, width - 10), charts.Axis(0, top * 1.08, height - 34, 26)
+    marks = charts.value_axis(y, "samples/s", left, width - 10)
+    marks += [charts.label(x.at(v), height - 18, f"{v:g}", "middle") for v in charts.ticks(most) if v == int(v)]
+    marks.append(charts.label(width - 10, height - 4, "GPUs", "end"))
     marks += _fitted(curve, x, y, most, index) if curve else []
     for point in seen:
         title = f"{point.gpus} GPUs, batch {point.batch}: {point.samples_per_s:.4g} samples/s"
         title += f", {point.count} report{'s' * (point.count != 1)}"
         radius = min(7.0, 2.5 + math.sqrt(point.count) / 2)
-        marks.append(dot(index, x.at(point.gpus), y.at(point.samples_per_s), radius, title))
-    return Chart(width, height, f"throughput of job {job.job_id} against its GPUs", marks)
+        marks.append(charts.dot(index, x.at(point.gpus), y.at(point.samples_per_s), radius, title))
+    return charts.Chart(width, height, f"throughput of job {job.job_id} against its GPUs", marks)
 
 
-def _fitted(curve: Sequence[CurvePoint], x: Axis, y: Axis, most: float, index: int) -> list[Mark]:
+def _fitted(curve: Sequence[CurvePoint], x: charts.Axis, y: charts.Axis, most: float, index: int) -> list[charts.Mark]:
     first = curve[0]
     each = first.samples_per_s / first.gpus
     far = min(most, y.high / each)
@@ -172,28 +150,30 @@ def _fitted(curve: Sequence[CurvePoint], x: Axis, y: Axis, most: float, index: i
     upper = [(x.at(gpus), y.at(rate * (1 + sigma))) for gpus, rate, sigma in points]
     lower = [(x.at(gpus), y.at(rate * max(0.0, 1 - sigma))) for gpus, rate, sigma in points]
     return [
-        path("linear", line([(x.at(0), y.at(0)), (x.at(far), y.at(each * far))]), "linear scaling"),
-        path(f"{colour(index)} band", line([*upper, *reversed(lower)]) + "z"),
-        path(f"s{index % COLOURS} curve", line([(x.at(gpus), y.at(rate)) for gpus, rate, _ in points])),
+        charts.path("linear", charts.line([(x.at(0), y.at(0)), (x.at(far), y.at(each * far))]), "linear scaling"),
+        charts.path(f"{charts.colour(index)} band", charts.line([*upper, *reversed(lower)]) + "z"),
+        charts.path(
+            f"s{index % charts.COLOURS} curve", charts.line([(x.at(gpus), y.at(rate)) for gpus, rate, _ in points])
+        ),
     ]
 
 
-def pauses(rows: Sequence[Stretch], start: float, end: float) -> Chart:
+def pauses(rows: Sequence[Stretch], start: float, end: float) -> charts.Chart:
     """Every resize by when it was and how long training was paused."""
     found = [row for row in rows if row.pause_s and row.start >= start]
     order = {job: index for index, job in enumerate(dict.fromkeys(row.job_id for row in rows))}
     height, top = 160, max((row.pause_s for row in found), default=1.0)
-    x, y = horizontal(start, end), Axis(0, top * 1.1, height, 20)
-    marks = time_axis(x, height, time_ticks(start, end)) + value_axis(y, "seconds")
+    x, y = charts.horizontal(start, end), charts.Axis(0, top * 1.1, height, 20)
+    marks = charts.time_axis(x, height, charts.time_ticks(start, end)) + charts.value_axis(y, "seconds")
     for row in found:
         title = f"job {row.job_id} to {row.gpus} GPUs: {row.pause_s:.2f} s ({row.allocation.reason})"
-        marks.append(dot(order[row.job_id], x.at(row.start), y.at(row.pause_s), 5, title))
-    return Chart(WIDTH, height + BELOW, "pauses of resizes", marks)
+        marks.append(charts.dot(order[row.job_id], x.at(row.start), y.at(row.pause_s), 5, title))
+    return charts.Chart(charts.WIDTH, height + charts.BELOW, "pauses of resizes", marks)
 
 
 MOST_JOBS = 40
 MOST_CURVES = 12
-Curve = tuple[str, Chart]
+Curve = tuple[str, charts.Chart]
 """A job's name and its chart."""
 HEAD = (
     *("Job", "Name", "User", "State", "Trained", "GPUs", "GPU-hours", "Samples", "Samples/s"),
@@ -212,7 +192,7 @@ def page(usage: Usage) -> str:
     shown = sorted(sorted(jobs, key=lambda job: -hours[job])[:MOST_JOBS])
     drawn = [row for row in rows if row.job_id in shown]
     curves, more_curves = _curves([jobs[job] for job in shown], hours)
-    return render(
+    return charts.render(
         "report.html",
         time=shown_time(usage, rows),
         figures=key_figures(usage, rows),
@@ -221,7 +201,7 @@ def page(usage: Usage) -> str:
         timeline=timeline(drawn, {job: clean(jobs[job].name or "") for job in shown}, start, end),
         stacked=stacked(rows, shown, usage.capacity, start, end),
         key=[
-            (f"{job} {clean(jobs[job].name or '')}", sample(index, f"job {job}"))
+            (f"{job} {clean(jobs[job].name or '')}", charts.sample(index, f"job {job}"))
             for index, job in enumerate(dict.fromkeys(row.job_id for row in drawn))
         ],
         curves=curves,

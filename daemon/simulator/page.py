@@ -4,31 +4,13 @@ Promise: one file without script or link that opens anywhere, safe with any job 
 shows the first MOST_JOBS jobs by submit time; the curves show all, as means over stretches of time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
 from slurm_elastic.protocol.text.times import elapsed
 
-from ..html.charts import (
-    BELOW,
-    COLOURS,
-    WIDTH,
-    Axis,
-    Chart,
-    Mark,
-    horizontal,
-    hour_ticks,
-    label,
-    line,
-    path,
-    rect,
-    render,
-    time_axis,
-    value_axis,
-)
+from ..html import charts
 from .engine import Outcome
 from .metrics import Summary, cells, gains, legend
 
@@ -56,7 +38,7 @@ def page(
     lanes = _lanes(outcomes)
     until = max((job.end_s for o in outcomes for job in o.jobs if job.trace.job_id in lanes), default=end)
     head, *lines = cells(rows, without)
-    return render(
+    return charts.render(
         "simulation.html",
         gains=[*([unfit] if unfit else []), *gains(rows)],
         times=_times([row for row in rows if row.completed]),
@@ -80,18 +62,18 @@ def page(
     )
 
 
-def _times(rows: Sequence[Summary]) -> Chart:
+def _times(rows: Sequence[Summary]) -> charts.Chart:
     """A bar for each policy: the mean time from submission to end, of which a paler part is waiting."""
     longest, height = max((row.mean_s for row in rows), default=1.0), ROW * len(rows)
-    x, marks = Axis(0, longest, NAMES, WIDTH - NAMES), list[Mark]()
+    x, marks = charts.Axis(0, longest, NAMES, charts.WIDTH - NAMES), list[charts.Mark]()
     for index, row in enumerate(rows):
         top, waited = index * ROW, min(row.mean_wait_s, row.mean_s)
-        marks.append(label(NAMES - 8, top + 18, row.policy, "end"))
+        marks.append(charts.label(NAMES - 8, top + 18, row.policy, "end"))
         for start, end, dark, what in ((0.0, waited, "0.35", "waiting"), (waited, row.mean_s, "1", "running")):
             width, title = x.at(end) - x.at(start), f"{row.policy}: {elapsed(end - start)} {what}"
-            marks.append(rect("c0", x.at(start), top + 3, width, ROW - 6, title, **{"fill-opacity": dark}))
-        marks.append(label(x.at(row.mean_s) + 8, top + 18, elapsed(row.mean_s)))
-    return Chart(WIDTH, height, "mean time from submission to end", marks)
+            marks.append(charts.rect("c0", x.at(start), top + 3, width, ROW - 6, title, **{"fill-opacity": dark}))
+        marks.append(charts.label(x.at(row.mean_s) + 8, top + 18, elapsed(row.mean_s)))
+    return charts.Chart(charts.WIDTH, height, "mean time from submission to end", marks)
 
 
 def _span(seconds: float) -> str:
@@ -134,14 +116,17 @@ def _curves(series: Sequence[tuple[str, Points]], end: float, top: float, unit: 
     drawn = [(name, means(points, end)) for name, points in series]
     height = 220
     most = max([top, 1.0, *(value for _, each in drawn for value in each)])
-    x, y = horizontal(0, end), Axis(0, most, height, 20)
-    marks, key = time_axis(x, height, hour_ticks(end)) + value_axis(y, unit), list[tuple[str, Chart]]()
+    x, y = charts.horizontal(0, end), charts.Axis(0, most, height, 20)
+    marks, key = (
+        charts.time_axis(x, height, charts.hour_ticks(end)) + charts.value_axis(y, unit),
+        list[tuple[str, charts.Chart]](),
+    )
     for index, (name, each) in enumerate(drawn):
-        kind, dashes = f"s{index % COLOURS} curve", {"stroke-dasharray": DASHES[index % len(DASHES)]}
-        d = line((x.at((i + 0.5) * end / STRETCHES), y.at(value)) for i, value in enumerate(each))
-        marks.append(path(kind, d, name, **dashes))
-        key.append((name, Chart(35, 8, name, [path(kind, "M0 4H35", **dashes)])))
-    return {"chart": Chart(WIDTH, height + BELOW, f"{unit} over time", marks), "key": key}
+        kind, dashes = f"s{index % charts.COLOURS} curve", {"stroke-dasharray": DASHES[index % len(DASHES)]}
+        d = charts.line((x.at((i + 0.5) * end / STRETCHES), y.at(value)) for i, value in enumerate(each))
+        marks.append(charts.path(kind, d, name, **dashes))
+        key.append((name, charts.Chart(35, 8, name, [charts.path(kind, "M0 4H35", **dashes)])))
+    return {"chart": charts.Chart(charts.WIDTH, height + charts.BELOW, f"{unit} over time", marks), "key": key}
 
 
 def _lanes(outcomes: Sequence[Outcome]) -> dict[str, int]:
@@ -150,12 +135,12 @@ def _lanes(outcomes: Sequence[Outcome]) -> dict[str, int]:
     return {job: lane for lane, job in enumerate(sorted(found, key=lambda job: found[job])[:MOST_JOBS])}
 
 
-def _timeline(outcome: Outcome, lanes: dict[str, int], end: float) -> Chart:
+def _timeline(outcome: Outcome, lanes: dict[str, int], end: float) -> charts.Chart:
     """A line per job, darker the more GPUs it holds; its tooltip has the size and batch."""
     largest = max((gpus for _, job, gpus, _ in outcome.changes if job in lanes), default=1)
     pitch = max(3, min(12, 2400 // max(1, len(lanes))))
-    x, height = horizontal(0, end), pitch * len(lanes)
-    marks, since = time_axis(x, height, hour_ticks(end)), dict[str, tuple[float, int, int]]()
+    x, height = charts.horizontal(0, end), pitch * len(lanes)
+    marks, since = charts.time_axis(x, height, charts.hour_ticks(end)), dict[str, tuple[float, int, int]]()
     for at, job, gpus, batch in outcome.changes:
         if job not in lanes:
             continue
@@ -164,8 +149,8 @@ def _timeline(outcome: Outcome, lanes: dict[str, int], end: float) -> Chart:
             title = f"{job}: {had} GPUs" + (f", batch {size}" if size else "")
             title += f", {start / 3600:.2f} to {at / 3600:.2f} h"
             width, dark = max(0.5, x.at(at) - x.at(start)), f"{0.3 + 0.7 * had / largest:.2f}"
-            bar = rect("c0", x.at(start), lanes[job] * pitch, width, pitch - 1, title, **{"fill-opacity": dark})
+            bar = charts.rect("c0", x.at(start), lanes[job] * pitch, width, pitch - 1, title, **{"fill-opacity": dark})
             marks.append(bar)
         if gpus:
             since[job] = at, gpus, batch
-    return Chart(WIDTH, height + BELOW, f"jobs under {outcome.policy}", marks)
+    return charts.Chart(charts.WIDTH, height + charts.BELOW, f"jobs under {outcome.policy}", marks)

@@ -196,6 +196,7 @@ def test_a_page_without_jinja2_is_one_sentence(
     """It names the missing package, and no simulation is run in vain."""
     for module in ("html.charts", "html.report_page", "simulator.page"):
         monkeypatch.delitem(sys.modules, f"slurm_elastic.daemon.{module}", raising=False)
+    monkeypatch.delattr("slurm_elastic.daemon.html.charts", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     (tmp_path / "trace").write_text("job_id,submit_s,program,gpus,duration_s\n1,0,a,1,60\n")
     nothing = Usage(now=2.0, start=1.0, end=2.0, jobs=(), allocations=(), capacity=())
