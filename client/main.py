@@ -6,8 +6,6 @@ locale cannot show is a `?`. Limit: what `run`
 executes and what `sbatch` becomes end with their own status; of `convert`, 3 says that work is left.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -4,8 +4,6 @@ Promise: sacct's letters mean what they mean in sacct. Limit: filters work on th
 decides who sees what.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ Promise: a command's module is imported only when that command is parsed, so tha
 but the standard library. Limit: options are declared in the commands' own modules; here is the list of commands.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

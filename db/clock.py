@@ -5,8 +5,6 @@ speed of time, so that no duration is wrong by more than that and nothing that w
 until it has caught up, the times shown are others; a clock that was set by days is only believed by the next start.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -5,8 +5,6 @@ TURN_S for theirs; other processes are waited for, up to BUSY_S. Together that i
 commit reaches the disk before it returns. SQLite must lie on a local file system.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -6,8 +6,6 @@ machine's sleep. A holder that was stopped for too long is refused its next writ
 Limit: the table must stay as it is in every later schema, since the lease is taken before the schema is upgraded.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ that needs a step of its own here. Never goes back: a database newer than the co
 this code would destroy. Limit: what 0.1.0 wrote is not read; from 0.2.0 on every schema is upgraded.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 from urllib.parse import quote

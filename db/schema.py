@@ -5,8 +5,6 @@ Only types that SQLite, PostgreSQL and MariaDB all keep without loss: double pre
 integers for counters, JSON for what is shown and never searched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, get_type_hints
 
@@ -30,18 +28,7 @@ from sqlalchemy import (
 from slurm_elastic.protocol.codec import or_none
 from slurm_elastic.protocol.messages import Report
 
-from .rows import (
-    AllocationRow,
-    CheckpointRow,
-    DecisionRow,
-    EventRow,
-    HostPair,
-    InUse,
-    JobRow,
-    PredictionRow,
-    PriorRow,
-    ProbeRow,
-)
+from . import rows
 
 # Constraint names are fixed, so that a later upgrade can drop one on any database.
 metadata = MetaData(
@@ -130,7 +117,7 @@ jobs = _table(
     # Slurm gives a running job an end time too (its limit), so the end of a job needs a word of its own.
     Column("ended", Boolean, nullable=False),
     Column("held_gpus", Integer, nullable=False, server_default="0"),
-    like=JobRow,
+    like=rows.JobRow,
 )
 Index(None, jobs.c.ended)
 
@@ -146,7 +133,7 @@ tokens = Table(
 )
 Index(None, tokens.c.job_id)
 
-in_use = _table("in_use", _job(key=True), like=InUse)
+in_use = _table("in_use", _job(key=True), like=rows.InUse)
 
 allocations = _table(
     "allocations",
@@ -155,7 +142,7 @@ allocations = _table(
     # The training's counters when the row began; NULL until they are known.
     Column("first_step", BigInteger),
     Column("first_samples", BigInteger),
-    like=AllocationRow,
+    like=rows.AllocationRow,
     sqlite_autoincrement=True,
 )
 Index(None, allocations.c.job_id, allocations.c.start)
@@ -197,7 +184,7 @@ summaries = Table(
     Column("seen", LargeBinary(1 << 24), nullable=False),
 )
 
-decisions = _table("decisions", _id(), _job(), like=DecisionRow, sqlite_autoincrement=True)
+decisions = _table("decisions", _id(), _job(), like=rows.DecisionRow, sqlite_autoincrement=True)
 Index(None, decisions.c.job_id, decisions.c.id)
 Index(None, decisions.c.at)
 
@@ -225,15 +212,15 @@ resizes = Table(
 Index(None, resizes.c.job_id, resizes.c.id)
 
 # Bound to no job: the record of what was done outlives it, and job 0 is the daemon itself.
-events = _table("events", _id(), like=EventRow, sqlite_autoincrement=True)
+events = _table("events", _id(), like=rows.EventRow, sqlite_autoincrement=True)
 Index(None, events.c.job_id, events.c.id)
 Index(None, events.c.at)
 
 # Hosts that did not reach each other, in the order of their names.
-host_pairs = _table("host_pairs", like=HostPair, key=("user", "host", "other"))
+host_pairs = _table("host_pairs", like=rows.HostPair, key=("user", "host", "other"))
 
 # What `selastic probe` found in each partition; of user "" for everybody's jobs.
-probes = _table("probes", Column("partition", _NAME, primary_key=True), like=ProbeRow, key=("user", "partition"))
+probes = _table("probes", Column("partition", _NAME, primary_key=True), like=rows.ProbeRow, key=("user", "partition"))
 
 # What a job ran and on which kind of GPU, so that the next run of it need not start from nothing.
 programs = Table(
@@ -245,12 +232,12 @@ programs = Table(
 )
 
 # Learned from the history; ("", "") is the whole cluster's.
-priors = _table("priors", _id(), like=PriorRow)
+priors = _table("priors", _id(), like=rows.PriorRow)
 
 # The last checkpoint whose cost a job's supervisor has said.
-checkpoints = _table("checkpoints", _job(key=True), like=CheckpointRow)
+checkpoints = _table("checkpoints", _job(key=True), like=rows.CheckpointRow)
 
 # What the model of a resize said of a size that had not been measured, and what was measured there afterwards.
-predictions = _table("predictions", _id(), _job(), like=PredictionRow, sqlite_autoincrement=True)
+predictions = _table("predictions", _id(), _job(), like=rows.PredictionRow, sqlite_autoincrement=True)
 Index(None, predictions.c.job_id)
 Index(None, predictions.c.at)

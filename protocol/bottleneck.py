@@ -6,8 +6,6 @@ costs; the costliest is named. Limit: what a rank computes while gradients trave
 has nothing to send, and a sharded model's communication is not measured at all.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ message adds a field with a default, or drops one that has a default, and raises
 field changes its meaning. Limit: what the other side has to understand is not sent to one of an older version.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import types

@@ -3,8 +3,6 @@
 A message is one sentence: the field, the value, what is accepted, and what to do.
 """
 
-from __future__ import annotations
-
 
 class ElasticError(Exception):
     """Root of the tree; str(error) is fit to be shown to a user as it is."""

@@ -3,8 +3,6 @@
 A GPU type may begin with a digit (2080ti), and be (null) where gres.conf names the cores or links of GPUs without one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import lru_cache

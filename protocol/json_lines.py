@@ -5,8 +5,6 @@ Limit: a message is one object of at most MAX_LINE bytes and MAX_DEPTH levels; a
 comes after it can still be read. So is a field that is missing, of another type or outside its bounds.
 """
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Iterator, Sequence

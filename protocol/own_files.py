@@ -4,8 +4,6 @@ Limit: whoever may write to a directory above can put another of the owner's own
 that show other owners or modes than were set (CIFS, some NFS) cannot say it: what TRUSTED names is taken for one's own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

@@ -11,8 +11,6 @@ Pure: no I/O, standard library only. It knows nothing of the cluster: whether a 
 the daemon's to say.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """Which slurm-elastic this is: the release, and what exactly lies on the disk of what runs in a job."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from importlib.metadata import PackageNotFoundError

@@ -2,8 +2,6 @@
 and stays after Slurm has forgotten the job.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace

@@ -2,8 +2,6 @@
 Slurm has forgotten the job. Of job 0 it is the daemon's own timeline, for admins.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from slurm_elastic.protocol.answers.history import Events, JobEvent

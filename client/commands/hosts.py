@@ -5,8 +5,6 @@ Promise: what is cleared counts from the next round on, and is in the daemon's o
 not reach each other comes back after three more failed resizes.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from slurm_elastic.protocol.answers.record import columns

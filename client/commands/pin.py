@@ -4,8 +4,6 @@ Promise: the daemon refuses what the job does not accept. Limit: a pin is a wish
 Slurm itself preempts or ends is gone all the same.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from slurm_elastic.protocol.answers.by_route import Pinned

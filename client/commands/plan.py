@@ -3,8 +3,6 @@
 Promise: a dry run stores nothing and changes nothing. Limit: it is computed by the daemon, from what it sees now.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence

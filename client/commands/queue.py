@@ -3,8 +3,6 @@
 Limit: only where an admin has turned the service `queue` on; of others' jobs their ids, sizes and order alone.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from slurm_elastic.protocol.answers.queue import Queue, QueuedJob

@@ -5,8 +5,6 @@ Promise: it compares what was advised with what the job had, from stored decisio
 simulation; a cluster that had followed the first advice would have been given other advice after it.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ reaches sbatch as it was given, and its exit status is ours. Limit: where the si
 `sbatch --elastic=...` does the same; the starting size is checked only where options say it as a plain number.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re
@@ -19,37 +17,12 @@ from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, RequestError
 from slurm_elastic.protocol.gres import gres_gpus
 
-_FLAGS = frozenset(
-    {
-        "--contiguous",
-        "--exclusive",
-        "--force-launch",
-        "--get-user-env",
-        "--help",
-        "--hold",
-        "--ignore-pbs",
-        "--kill-on-invalid-dep",
-        "--nice",
-        "--no-kill",
-        "--no-requeue",
-        "--overcommit",
-        "--oversubscribe",
-        "--parsable",
-        "--propagate",
-        "--quiet",
-        "--reboot",
-        "--requeue",
-        "--share",
-        "--spread-job",
-        "--stepmgr",
-        "--test-only",
-        "--usage",
-        "--use-min-nodes",
-        "--verbose",
-        "--version",
-        "--wait",
-    }
-)
+_FLAGS = frozenset({
+    "--contiguous", "--exclusive", "--force-launch", "--get-user-env", "--help", "--hold", "--ignore-pbs",
+    "--kill-on-invalid-dep", "--nice", "--no-kill", "--no-requeue", "--overcommit", "--oversubscribe", "--parsable",
+    "--propagate", "--quiet", "--reboot", "--requeue", "--share", "--spread-job", "--stepmgr", "--test-only",
+    "--usage", "--use-min-nodes", "--verbose", "--version", "--wait"
+})  # fmt: skip
 """sbatch's long options that take no value, or take one only behind `=`."""
 _SHORT_FLAGS = frozenset("hHIkKOQsvVW")
 # The long name of a short option whose value is needed here.

@@ -2,8 +2,6 @@
 nothing: the daemon is asked, never Slurm.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -5,8 +5,6 @@ Promise: lines stand in the order in which they are given, and a comment in fron
 epochs, in a function or the module of the script itself.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import textwrap

@@ -5,8 +5,6 @@ Promise: nothing is written without --write; the script is read, never run; exit
 Limit: it knows a closed list of patterns by their syntax; read the diff.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

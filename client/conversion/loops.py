@@ -4,8 +4,6 @@ Promise: a DataLoader stays where it is, with all that decides which samples it 
 do is named.
 """
 
-from __future__ import annotations
-
 import re
 
 import libcst as cst

@@ -7,8 +7,6 @@ Limit: nothing is run: what a name stands for is what the files say. What holds 
 as a worker of `selastic run` does not come there.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Promise: it is parsed, and not run. Limit: one file, and not the modules that it imports; a method is known by its name.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import pairwise

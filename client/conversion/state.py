@@ -4,8 +4,6 @@ Promise: only what certainly has a value when the loop begins is given to the jo
 named. Limit: what a call does to an object is known by its name.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 

@@ -5,8 +5,6 @@ Promise: every number printed is one that was recorded; what is not known is sai
 here, from the facts of daemon/reports/explain.py; nothing is decided.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys

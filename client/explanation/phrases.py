@@ -3,8 +3,6 @@
 Promise: 1 GPU and 2 GPUs, a reason in the words of the one enumeration. Limit: English.
 """
 
-from __future__ import annotations
-
 from slurm_elastic.protocol.answers.explain import Explain
 from slurm_elastic.protocol.answers.record import reason_text
 from slurm_elastic.protocol.answers.status import JobStatus

@@ -4,8 +4,6 @@ Promise: every number is one that was recorded; what is not known is said to be 
 daemon/reports/explain.py hold.
 """
 
-from __future__ import annotations
-
 from slurm_elastic.protocol.answers.explain import (
     Alternative,
     Decision,

@@ -5,8 +5,6 @@ Slurm) runs in threads; a resize that is waited for holds no thread. The address
 each has a handler of its name here or in views.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import secrets
@@ -33,17 +31,6 @@ from slurm_elastic.protocol.api.proofs import SINCE, JobProofs
 from slurm_elastic.protocol.api.routes import ROUTES, Caller, NoQuery, ResizeQuery, Route
 from slurm_elastic.protocol.codes import EventKind
 from slurm_elastic.protocol.errors import NotAllowed, NotFound, RequestError
-from slurm_elastic.protocol.messages import (
-    Grant,
-    Happening,
-    Phase,
-    Pin,
-    Probed,
-    Rate,
-    Reachable,
-    Registration,
-    Reports,
-)
 from slurm_elastic.protocol.version import version
 
 from .. import reports
@@ -132,7 +119,7 @@ class Api:
         text = await run_sync(self.prometheus.exposition, not call.viewer.private)
         return Response(text, media_type=self.prometheus.content_type)
 
-    async def register(self, call: Call[NoQuery, Registration]) -> object:
+    async def register(self, call: Call[NoQuery, messages.Registration]) -> object:
         """A supervisor proves who it is, and speaks for its job from then on when Slurm says that it is the owner."""
         registration, job_id, viewer = call.message, call.job_id, call.viewer
         proves = registration.version >= SINCE
@@ -141,7 +128,7 @@ class Api:
             await run_sync(self.callers.check_older, job_id, call.sealed)
         proofs = JobProofs(viewer.key, secrets.token_urlsafe(32))
 
-        def store() -> Grant:
+        def store() -> messages.Grant:
             grant = self.controller.registered(job_id, registration)
             if proves:
                 self.store.tokens.note_registration(job_id, viewer.uid, proofs.name)
@@ -160,7 +147,7 @@ class Api:
             self.callers.remember_key(job_id, granted.token, viewer.key)
         return granted
 
-    async def reports(self, call: Call[NoQuery, Reports]) -> object:
+    async def reports(self, call: Call[NoQuery, messages.Reports]) -> object:
         """Reports are on the disk when this answers 202."""
         reports = call.message.reports
         if reports:
@@ -171,26 +158,26 @@ class Api:
             self.prometheus.reports.inc(len(reports))
         return Stored(stored=len(reports))
 
-    async def happenings(self, call: Call[NoQuery, Happening]) -> object:
+    async def happenings(self, call: Call[NoQuery, messages.Happening]) -> object:
         return await self._said(call, call.message)
 
-    async def rates(self, call: Call[NoQuery, Rate]) -> object:
+    async def rates(self, call: Call[NoQuery, messages.Rate]) -> object:
         return await self._said(call, call.message)
 
-    async def phases(self, call: Call[NoQuery, Phase]) -> object:
+    async def phases(self, call: Call[NoQuery, messages.Phase]) -> object:
         """Both, as supervisors of 0.2 say them."""
         return await self._said(call, call.message.now())
 
-    async def _said(self, call: Call[NoQuery, Any], said: Happening | Rate) -> Taken:
+    async def _said(self, call: Call[NoQuery, Any], said: messages.Happening | messages.Rate) -> Taken:
         job_id = call.job_id
-        if isinstance(said, Rate):
+        if isinstance(said, messages.Rate):
             if said.of not in messages.RATES:
                 sentence = f"of={said.of[:40]} is not known; accepted: {', '.join(messages.RATES)}"
                 raise NotUnderstood(sentence, job_id, call.viewer)
             await run_sync(self.controller.rated, job_id, said)
             return Taken()
         if said.what not in messages.HAPPENINGS:
-            name = "phase" if isinstance(call.message, Phase) else "what"
+            name = "phase" if isinstance(call.message, messages.Phase) else "what"
             sentence = f"{name}={said.what[:40]} is not known; accepted: {', '.join(messages.HAPPENINGS)}"
             raise NotUnderstood(sentence, job_id, call.viewer)
 
@@ -207,17 +194,17 @@ class Api:
         """The job's resize when it is newer than `after` or withdrawn; else None after `wait` seconds."""
         return await self.controller.wait_resize(call.job_id, call.query.after, call.query.wait)
 
-    async def pin(self, call: Call[NoQuery, Pin]) -> object:
+    async def pin(self, call: Call[NoQuery, messages.Pin]) -> object:
         """The owner or an admin holds a job at a size, or lets it go."""
         gpus = call.message.gpus
         why = await self._shares.run(call.viewer, partial(self._pin, call.job_id, gpus, call.viewer))
         return Pinned(job_id=call.job_id, pinned=gpus, out_of_reach=why or None)
 
-    async def clear_hosts(self, call: Call[NoQuery, Reachable]) -> object:
+    async def clear_hosts(self, call: Call[NoQuery, messages.Reachable]) -> object:
         """An admin, or a user for the jobs of theirs, says that hosts reach each other again."""
         return await self._shares.run(call.viewer, partial(self._clear_hosts, call.message, call.viewer))
 
-    async def probed(self, call: Call[NoQuery, Probed]) -> object:
+    async def probed(self, call: Call[NoQuery, messages.Probed]) -> object:
         """What was found counts for everybody's jobs where an admin has probed, for their own where a user has."""
         return await self._shares.run(call.viewer, partial(self._probed, call.message, call.viewer))
 
@@ -253,7 +240,7 @@ class Api:
         self.controller.wake("pin")
         return "" if gpus is None else self.controller.out_of_reach(job_id, gpus)
 
-    def _clear_hosts(self, asked: Reachable, viewer: Viewer) -> Cleared:
+    def _clear_hosts(self, asked: messages.Reachable, viewer: Viewer) -> Cleared:
         now = steady_now()
         found = reports.clear(self.store, viewer, asked.host, asked.other, now)
         if not found.pairs:
@@ -265,7 +252,7 @@ class Api:
         self.controller.wake("hosts")
         return found
 
-    def _probed(self, probed: Probed, viewer: Viewer) -> Remembered:
+    def _probed(self, probed: messages.Probed, viewer: Viewer) -> Remembered:
         longest = max((len(word) for one in probed.tried for word in (one.name, one.outcome, one.said)), default=0)
         if len(probed.partition) > MOST_LETTERS or len(probed.tried) > MOST_TRIED or longest > messages.MOST_SAID:
             words = f"a partition's name of at most {MOST_LETTERS} letters, and at most {MOST_TRIED} things tried"

@@ -7,8 +7,6 @@ share is refused (429) before it begins, with the time after which it is taken a
 handler checks whose job it is; the time of the thread that does the work is counted when it is done.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -5,8 +5,6 @@ oldest of its that has proved nothing ends, so that whoever shares an address wi
 not have one more is refused after it was accepted, so it has cost a descriptor for a moment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

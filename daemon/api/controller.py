@@ -3,8 +3,6 @@
 Promise: a supervisor can change what is known of its own job only, and name only Slurm jobs of its own user.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Sequence

@@ -10,8 +10,6 @@ bounds, and test_http_server.py fails where one of the internals is gone. Report
 take uvicorn's way, which knows slow clients. Unread answers have the bound `listeners.UNREAD_MS`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

@@ -3,8 +3,6 @@
 Gauges are read from the store and the rounds at each scrape; counters count since the daemon's start.
 """
 
-from __future__ import annotations
-
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial

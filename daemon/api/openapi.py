@@ -4,8 +4,6 @@ promise something else. Pure.
 Limit: what a request may hold is described in full; an answer's records may get more fields within version 1.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import typing

@@ -6,8 +6,6 @@ it hands on to it. A report is on the disk when this answers 202. Limit: a messa
 registration that has spoken before.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields

@@ -3,8 +3,6 @@
 Every refusal is JSON: {"error": sentence}. No caller can take more memory, time or turns than is allowed here.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """What the daemon listens on, and whom it answers how much."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

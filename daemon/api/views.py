@@ -3,8 +3,6 @@
 reports/ decides who sees what. Threads do the work, not the event loop, and each user has their share of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace

@@ -5,8 +5,6 @@ of brackets, [a|b] means nodes that are all alike in one of these. Limit: counts
 not known.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable
 

@@ -5,8 +5,6 @@ or when it is a companion tagged for such a job by the same user. Everything els
 Limit: judges one snapshot; it remembers nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ What may go of a piece is the rule of the mechanism that gives up its kind. A GP
 whole share.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

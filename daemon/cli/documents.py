@@ -7,8 +7,6 @@ writes man/selastic.1, man/selasticd.8, man/selasticd.toml.5 and completions of 
 there. Limit: for building packages only; it needs shtab and argparse-manpage, which nothing that is installed does.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

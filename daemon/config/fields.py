@@ -6,8 +6,6 @@ docstring under a setting is its explanation in the reference. What works with o
 How far selasticd goes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

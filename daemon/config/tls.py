@@ -4,8 +4,6 @@ Promise: what these functions accept, the HTTPS server can use. Limit: clients m
 host does; `tls_ca` says which.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ssl
 from dataclasses import dataclass

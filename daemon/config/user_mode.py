@@ -6,8 +6,6 @@ Limit: the address is the one that packets to the nodes leave from; what a firew
 seen. A database on a local disk stays behind when the daemon is started on another host.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

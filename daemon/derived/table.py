@@ -5,8 +5,6 @@ asks for any more is forgotten. All that the daemon keeps from round to round to
 Limit: inputs are compared and not watched; one that is changed in place is not seen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 

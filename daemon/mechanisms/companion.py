@@ -5,8 +5,6 @@ waits, and any of its nodes may go, or all. Limit: nothing in Slurm ties a compa
 behind is cancelled here, by the supervisor, or by the epilog.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from slurm_elastic.db.rows import ResizeRow

@@ -3,8 +3,6 @@
 A component keeps its first node, or goes whole: Slurm refuses to take that node alone. Limit: it never comes back.
 """
 
-from __future__ import annotations
-
 from ..capacity.shrink_options import DropRule
 from ..slurm.site import Site
 from .base import Mechanism, ResizableJob

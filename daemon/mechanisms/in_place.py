@@ -3,8 +3,6 @@
 The batch host stays: Slurm refuses to take it. Limit: whole nodes only, and what is given up never comes back.
 """
 
-from __future__ import annotations
-
 from slurm_elastic.protocol.codes import EventKind
 from slurm_elastic.protocol.messages import Resize
 

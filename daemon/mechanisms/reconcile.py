@@ -16,8 +16,6 @@ Where the limits of the site, read anew, explain it, the job grows again at once
 it would end may wait: its supervisor gives it less time. Limit: Slurm gives one reason of perhaps several.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 

@@ -4,8 +4,6 @@ Promise: whoever needs to know of mechanisms asks here, and nobody else lists th
 Lua, and the table in docs/, to this list.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 

@@ -13,8 +13,6 @@ leaves no job held: it starts again by itself, at the size it was submitted with
 the job comes back at what fits, as after a preemption.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 
 from slurm_elastic.db.rows import EventRow, InUse, ResizeRow

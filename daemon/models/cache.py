@@ -5,8 +5,6 @@ fitted together, which takes a fraction of a millisecond each. A job of which no
 from theirs. Limit: kept in memory; after a restart all are made again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import islice

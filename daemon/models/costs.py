@@ -6,8 +6,6 @@ Promise: nothing is said while no job here was resized; a failure to read leaves
 as large as its last checkpoint, or as that of its program's youngest run; of one that has none, as the median here.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import statistics

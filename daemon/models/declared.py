@@ -4,8 +4,6 @@ curve in its request, through what was measured last. Rows as if they had been r
 Limit: where neither a curve nor a measurement is known every GPU counts alike, and the job gets what would be idle.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

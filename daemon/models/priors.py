@@ -8,8 +8,6 @@ Promise: a failure to learn or to read leaves what was there; planning never wai
 user and its script, whatever its arguments: one script for several models gives a wider prior, not several.
 """
 
-from __future__ import annotations
-
 import logging
 import posixpath
 import threading

@@ -1,7 +1,5 @@
 """What models assume, and when they are learned."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

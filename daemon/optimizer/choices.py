@@ -10,8 +10,6 @@ move in seven cases of ten. All jobs are computed at once, in arrays, and each g
 Limit: whether others need a job's GPUs more is the solver's question.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -6,8 +6,6 @@ ElasticError
 └── PolicyFailed        a policy that gave no answer, or one that is no plan: another policy has to plan
 """
 
-from __future__ import annotations
-
 from slurm_elastic.protocol.errors import ElasticError
 
 

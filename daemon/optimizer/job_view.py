@@ -4,8 +4,6 @@ Promise: plain values, checked before they are used; an error names the job and 
 Limit: a job's choices lie in one pool of equal GPUs; jobs do not influence each other's speed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Sequence
 from numbers import Integral

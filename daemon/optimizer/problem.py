@@ -5,8 +5,6 @@ none less than its minimum, and none that may not move anything else.
 Limit: whether a plan is any good is the planner's affair.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from numbers import Integral

@@ -7,8 +7,6 @@ them alone takes about as long as a hundred; every speedup is positive and finit
 configuration. Limit: of other models each is asked by itself.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

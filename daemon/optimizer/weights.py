@@ -5,8 +5,6 @@ of its own group alone, and of a large group only now and then.
 Limit: only the proportions of factors mean anything; they say nothing about jobs of other pools.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

@@ -5,8 +5,6 @@ are, and the others get theirs all the same.
 Limit: a target size says how many GPUs, not which; whether nodes can be found for it is decided with the moves.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ what is said of a job are written down.
 Limit: made for one plan and thrown away; it knows nothing of the round before but what the inputs say.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType

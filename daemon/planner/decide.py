@@ -5,8 +5,6 @@ daemon and the simulator decide by this, and by nothing else.
 Limit: decisions are as good as their snapshot; what Slurm refuses is found out when it is asked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

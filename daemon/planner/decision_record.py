@@ -4,8 +4,6 @@ Promise: a row for every elastic job that runs or waits, whether or not anything
 stands already. Limit: nothing here decides; what is not known is left out of the Evidence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -5,8 +5,6 @@ on, and for a frozen one, there is none.
 Limit: an unmeasured job never grows here; what it might gain is not guessed.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from slurm_elastic.protocol.codes import Reason, ResizeState

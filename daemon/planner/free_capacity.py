@@ -5,8 +5,6 @@ Limit: as of the snapshot; a reservation counts against a job when it starts bef
 may end sooner.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 

@@ -10,8 +10,6 @@ Limit: whether the idle GPUs suit the job is found out when they are placed; if 
 early. A job that is pinned, or in the middle of a resize, leaves a companion when Slurm ends it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from math import inf
 

@@ -3,8 +3,6 @@
 Shrinks first: what they free is the room of the growths that come after, which wait until it is free.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a plan is to reach, and how often jobs are moved for it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -13,8 +13,6 @@ Promise: a plan made with tables is the plan made without. Limit: a job is known
 the roster has of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,17 +20,7 @@ from ..capacity.roster import ElasticJob, Roster
 from ..derived.table import Derived, one_by_one
 from ..optimizer.plan import ChoiceTables
 from ..slurm.site import Site
-from .pools.candidate import (
-    Alike,
-    Candidate,
-    CandidateInputs,
-    Progress,
-    alike_sizes,
-    candidate,
-    in_place,
-    progress_changes,
-    staying,
-)
+from .pools import candidate as candidates
 from .pools.size_exploration import Untried, untried_sizes
 from .running.eligibility import running_job
 from .running.job import AcceptedSizes, Paces, RunningJob, asked_for, pace_of
@@ -47,14 +35,14 @@ class Tables:
 
     def __init__(self) -> None:
         self.choices = ChoiceTables()
-        self.candidates = Derived[int, CandidateInputs, Candidate | None](self._candidates)
-        self.staying = Derived[int, Candidate, Candidate](one_by_one(staying))
-        self.in_place = Derived[int, Candidate, Candidate](one_by_one(in_place))
-        self.progress: Progress = Derived(progress_changes)
+        self.candidates = Derived[int, candidates.CandidateInputs, candidates.Candidate | None](self._candidates)
+        self.staying = Derived[int, candidates.Candidate, candidates.Candidate](one_by_one(candidates.staying))
+        self.in_place = Derived[int, candidates.Candidate, candidates.Candidate](one_by_one(candidates.in_place))
+        self.progress: candidates.Progress = Derived(candidates.progress_changes)
         self.untried: Untried = Derived(one_by_one(untried_sizes))
         self.paces: Paces = Derived(one_by_one(pace_of))
         self._accepted = Derived[Any, Any, AcceptedSizes](one_by_one(lambda asked: AcceptedSizes(*asked)), room=1 << 10)
-        self._alike: Alike = Derived(one_by_one(alike_sizes), room=1 << 12)
+        self._alike: candidates.Alike = Derived(one_by_one(candidates.alike_sizes), room=1 << 12)
         self._running = Derived[int, _Asked, RunningJob](
             one_by_one(self._running_job), _without_reports, until=lambda running, _: running.fresh_until
         )
@@ -90,8 +78,8 @@ class Tables:
         job, state, settings, site, now = asked
         return running_job(job, state, settings, now, site, self.accepted(job))
 
-    def _candidates(self, asked: Sequence[CandidateInputs]) -> list[Candidate | None]:
-        return [candidate(one, self._alike) for one in asked]
+    def _candidates(self, asked: Sequence[candidates.CandidateInputs]) -> list[candidates.Candidate | None]:
+        return [candidates.candidate(one, self._alike) for one in asked]
 
 
 def _without_reports(asked: _Asked) -> tuple[Any, ...]:

@@ -5,8 +5,6 @@ Promise: no limit asks a job to come below a size that it can come to rest on. L
 elastic jobs count; Slurm's own, which count every job, come in as what they leave.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

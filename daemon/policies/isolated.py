@@ -6,8 +6,6 @@ Limit: the process is trusted, for what it sends is unpickled; a planner's lists
 a job; a utility's progress only for jobs whose choices are new.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -5,8 +5,6 @@ closes. Answers are plain numbers and texts. A call that takes longer than those
 nobody is left to wait for it; when memory runs out on the host, the kernel ends it before others.
 """
 
-from __future__ import annotations
-
 import contextlib
 import operator
 import os

@@ -3,8 +3,6 @@
 Limit: one partition, one or two nodes; from node to node it is tried in the direction in which joiners connect.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import select

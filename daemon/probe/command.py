@@ -6,8 +6,6 @@ admin's findings are remembered by selasticd for the site, a user's for the jobs
 Limit: one partition at a time, and nodes that are free now.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import pwd

@@ -1,7 +1,5 @@
 """What a probe runs on the nodes: shell, and Python. Nothing of slurm-elastic need be there."""
 
-from __future__ import annotations
-
 import sys
 
 BATCH = """#!/bin/sh

@@ -4,8 +4,6 @@ Promise: a viewer sees all of their own jobs, an admin of everybody's, anyone el
 Limit: read-only, and nothing here asks Slurm.
 """
 
-from __future__ import annotations
-
 from .common import Viewer
 from .explain import explain
 from .history import acct, events, plan, plan_row, prediction_errors
@@ -15,18 +13,6 @@ from .status import job, status
 from .usage import usage
 
 __all__ = [
-    "Viewer",
-    "acct",
-    "clear",
-    "events",
-    "explain",
-    "hosts",
-    "job",
-    "plan",
-    "plan_row",
-    "prediction_errors",
-    "probes",
-    "review",
-    "status",
-    "usage",
-]
+    "Viewer", "acct", "clear", "events", "explain", "hosts", "job", "plan", "plan_row", "prediction_errors", "probes",
+    "review", "status", "usage",
+]  # fmt: skip

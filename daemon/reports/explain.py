@@ -10,21 +10,7 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
-from slurm_elastic.protocol.answers.explain import (
-    AddedNodes,
-    Alternative,
-    Checkpoints,
-    Decision,
-    Evidence,
-    Explain,
-    ExplainedJob,
-    HostsApart,
-    Measurement,
-    OpenResize,
-    PastResize,
-    Refused,
-    ResizeProgress,
-)
+from slurm_elastic.protocol.answers import explain as answers
 from slurm_elastic.protocol.answers.record import made_from, read, read_all, reason_text
 from slurm_elastic.protocol.codes import EventKind, ResizeState
 
@@ -55,7 +41,7 @@ DECISIONS = 50
 """How far back the decision behind the last resize is looked for."""
 
 
-def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
+def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> answers.Explain:
     """The facts. Raises NotFound for an unknown job and NotAllowed for another user's."""
     job = visible_job(store, job_id, viewer)
     rows = sorted(store.decisions.of(job_id, DECISIONS), key=lambda row: -row.at)
@@ -64,14 +50,14 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
     if opened is not None and opened.state == ResizeState.RUNNING:
         opened = None  # the training has switched; what is left is to give back what it no longer uses
     closed = store.resizes.last_closed(job_id)
-    return Explain(
+    return answers.Explain(
         now=now,
-        job=made_from(ExplainedJob, job_row(store, job, viewer.uid == job.uid, now), record_reason=job.reason),
+        job=made_from(answers.ExplainedJob, job_row(store, job, viewer.uid == job.uid, now), record_reason=job.reason),
         sizes=tuple(row.gpus for row in sorted(store.allocations.rows(job_id), key=lambda row: row.start)),
         last_resize=_last_resize(store, job_id, decisions),
         decision=decisions.seen(rows[0]) if rows else None,
-        resize=None if opened is None else _resize(OpenResize, opened, cause=_behind(opened, decisions)),
-        last_closed_resize=None if closed is None else _resize(ResizeProgress, closed),
+        resize=None if opened is None else _resize(answers.OpenResize, opened, cause=_behind(opened, decisions)),
+        last_closed_resize=None if closed is None else _resize(answers.ResizeProgress, closed),
         refused=_refused(store, job_id, now),
         not_understood=_not_understood(store, job_id),
         policy_failed=_policy_failed(store),
@@ -83,14 +69,14 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
     )
 
 
-def _checkpoints(store: Store, job: JobRow) -> Checkpoints | None:
+def _checkpoints(store: Store, job: JobRow) -> answers.Checkpoints | None:
     row = store.outcomes.checkpoint_of(job.job_id) if job.end_time is None else None
-    return made_from(Checkpoints, row) if row is not None else None
+    return made_from(answers.Checkpoints, row) if row is not None else None
 
 
-def observed(rows: list[ObservationRow]) -> tuple[Measurement, ...]:
+def observed(rows: list[ObservationRow]) -> tuple[answers.Measurement, ...]:
     """Rows of the store as records."""
-    return tuple(made_from(Measurement, row) for row in rows)
+    return tuple(made_from(answers.Measurement, row) for row in rows)
 
 
 class _Decisions:
@@ -99,28 +85,28 @@ class _Decisions:
     def __init__(self, store: Store, viewer: Viewer, rows: list[DecisionRow]) -> None:
         self._store, self._viewer, self._rows = store, viewer, rows
 
-    def cause(self, gpus: int, batch: int, reason: str, until: float) -> Decision | None:
+    def cause(self, gpus: int, batch: int, reason: str, until: float) -> answers.Decision | None:
         """The youngest for this change and this reason; rounds during a resize repeat its target, for another."""
         for row in self._rows:
             if row.at <= until and (row.gpus_to, row.batch_to) == (gpus, batch) and row.reason == reason:
                 return self.seen(row)
         return None
 
-    def seen(self, row: DecisionRow) -> Decision:
-        known = read(Evidence, row.evidence), read_all(Alternative, row.alternatives)
+    def seen(self, row: DecisionRow) -> answers.Decision:
+        known = read(answers.Evidence, row.evidence), read_all(answers.Alternative, row.alternatives)
         evidence, alternatives = seen(self._store, self._viewer, *known)
         words = reason_text(row.reason)
-        return made_from(Decision, row, reason_text=words, evidence=evidence, alternatives=alternatives)
+        return made_from(answers.Decision, row, reason_text=words, evidence=evidence, alternatives=alternatives)
 
 
-def _last_resize(store: Store, job_id: int, decisions: _Decisions) -> PastResize | None:
+def _last_resize(store: Store, job_id: int, decisions: _Decisions) -> answers.PastResize | None:
     """The latest change of GPUs or batch between two rows of the history; None for a job that never changed."""
     rows = sorted(store.allocations.rows(job_id), key=lambda row: row.start)
     for before, after in reversed(list(pairwise(rows))):
         if (before.gpus, before.batch) == (after.gpus, after.batch):
             continue
         return made_from(
-            PastResize,
+            answers.PastResize,
             after,
             at=after.start,
             gpus_from=before.gpus,
@@ -134,14 +120,18 @@ def _last_resize(store: Store, job_id: int, decisions: _Decisions) -> PastResize
     return None
 
 
-def _refused(store: Store, job_id: int, now: float) -> Refused | None:
+def _refused(store: Store, job_id: int, now: float) -> answers.Refused | None:
     """The last refusal, as long as the same is not asked again."""
     refusals = (event for event in store.events.of(job_id, limit=EVENTS) if event.kind == EventKind.REFUSED)
     last = max(refusals, key=lambda event: event.id, default=None)
     if last is None:
         return None
     again_at = last.at + float(str(last.detail.get("again_in_s", 0.0)))
-    return Refused(at=last.at, error=str(last.detail.get("error", "")), again_at=again_at) if again_at > now else None
+    return (
+        answers.Refused(at=last.at, error=str(last.detail.get("error", "")), again_at=again_at)
+        if again_at > now
+        else None
+    )
 
 
 def _not_understood(store: Store, job_id: int) -> str:
@@ -174,19 +164,19 @@ def _stalled(store: Store, job_id: int, now: float) -> str:
     return re.sub(r"(?<=^no step for )\d+", lambda found: f"{max(int(found[0]), now - since):.0f}", said)
 
 
-def _hosts_apart(store: Store, job: JobRow, now: float) -> tuple[HostsApart, ...]:
+def _hosts_apart(store: Store, job: JobRow, now: float) -> tuple[answers.HostsApart, ...]:
     use, pairs = store.allocations.in_use(job.job_id), store.host_pairs.all()
     own = {node for piece in use.pieces for node in piece.nodes} if use is not None else set()
     out = {both for both in apart(pairs, job.user, now) if not own.isdisjoint(both)} if pairs else set()
     rows = {(pair.host, pair.other): pair for pair in sorted(pairs, key=lambda pair: pair.user == job.user)}
-    return tuple(made_from(HostsApart, rows[both], again_at=left_out_until(rows[both])) for both in sorted(out))
+    return tuple(made_from(answers.HostsApart, rows[both], again_at=left_out_until(rows[both])) for both in sorted(out))
 
 
-def _behind(resize: ResizeRow, decisions: _Decisions) -> Decision | None:
+def _behind(resize: ResizeRow, decisions: _Decisions) -> answers.Decision | None:
     # The resize is written down in the same round as its decision, a moment later or earlier.
     return decisions.cause(resize.gpus, resize.batch, resize.reason, resize.created + 1)
 
 
 def _resize(kind: type[R], row: ResizeRow, **more: object) -> R:
-    adds = tuple(made_from(AddedNodes, shape) for shape in row.add)
+    adds = tuple(made_from(answers.AddedNodes, shape) for shape in row.add)
     return made_from(kind, row, adds=adds, reason_text=reason_text(row.reason), **more)

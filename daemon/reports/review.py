@@ -13,16 +13,9 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
+from slurm_elastic.protocol.answers import review as answers
 from slurm_elastic.protocol.answers.explain import Evidence, RoomFor
 from slurm_elastic.protocol.answers.record import made_from, read, reason_text
-from slurm_elastic.protocol.answers.review import (
-    ClusterReview,
-    JobReview,
-    MoveReview,
-    Review,
-    ReviewFigures,
-    WaitingReview,
-)
 
 from .common import Viewer, may_see
 
@@ -73,7 +66,7 @@ class DecisionPeriod:
         return before * self.seconds, after * (self.seconds - self.pause_s)
 
 
-def figures(stretches: Sequence[DecisionPeriod]) -> ReviewFigures:
+def figures(stretches: Sequence[DecisionPeriod]) -> answers.ReviewFigures:
     """The sums over stretches, of one job or of many."""
     advised = [stretch for stretch in stretches if stretch.advises]
     known = [(stretch, progress) for stretch in stretches if (progress := stretch.progress()) is not None]
@@ -81,7 +74,7 @@ def figures(stretches: Sequence[DecisionPeriod]) -> ReviewFigures:
     was, would = sum(before for _, (before, _) in known), sum(after for _, (_, after) in known)
     modelled_s = _seconds(modelled)
     doubt_s = sum(stretch.seconds * (stretch.evidence.doubt or 0.0) for stretch in modelled)
-    return ReviewFigures(
+    return answers.ReviewFigures(
         seconds=_seconds(stretches),
         moves=sum(not stretch.again for stretch in advised),
         gpu_hours=sum(stretch.decision.gpus_from * stretch.seconds for stretch in stretches) / 3600,
@@ -101,7 +94,7 @@ def _seconds(stretches: Iterable[DecisionPeriod]) -> float:
 
 def review(
     store: Store, viewer: Viewer, now: float, *, start: float, end: float | None = None, job: Iterable[int] = ()
-) -> Review:
+) -> answers.Review:
     """`moves`, `jobs` and `waited` of the jobs that the viewer may see, `cluster`: the sums over all jobs.
 
     start, end: the window in unix seconds; job: only these ids (empty: all), also in the sums. The sums leave out
@@ -116,7 +109,7 @@ def review(
         for stretch in stretched(store.decisions.within(start, end), start, end, jobs)
         if not wanted or stretch.decision.job_id in wanted
     ]
-    rows, moves, counted = list[JobReview](), list[MoveReview](), list[list[DecisionPeriod]]()
+    rows, moves, counted = list[answers.JobReview](), list[answers.MoveReview](), list[list[DecisionPeriod]]()
     for job_id, some in groupby(stretches, key=lambda stretch: stretch.decision.job_id):
         mine, owner = list(some), jobs[job_id]
         seen = may_see(viewer, owner)
@@ -126,11 +119,11 @@ def review(
             rows.append(_job(owner, viewer, figures(mine)))
             moves += [_move(owner, viewer, run) for run in runs(mine)]
     total = list(chain.from_iterable(counted))
-    return Review(
+    return answers.Review(
         start=start,
         end=end,
         acted=sum(stretch.decision.mode == "act" for stretch in total),
-        cluster=made_from(ClusterReview, figures(total), jobs=len(counted)),
+        cluster=made_from(answers.ClusterReview, figures(total), jobs=len(counted)),
         jobs=tuple(rows),
         moves=tuple(moves),
         waited=tuple(wait for wait in waited(stretches) if _visible(viewer, jobs.get(wait.job_id))),
@@ -177,7 +170,7 @@ def runs(stretches: Iterable[DecisionPeriod]) -> list[list[DecisionPeriod]]:
     return found
 
 
-def waited(stretches: Iterable[DecisionPeriod]) -> list[WaitingReview]:
+def waited(stretches: Iterable[DecisionPeriod]) -> list[answers.WaitingReview]:
     """Waiting jobs that some job was advised to shrink for, by id."""
     advised = (stretch for stretch in stretches if stretch.advises)
     needs = [(need, stretch) for stretch in advised for need in stretch.evidence.for_jobs or ()]
@@ -188,7 +181,7 @@ def waited(stretches: Iterable[DecisionPeriod]) -> list[WaitingReview]:
             giver = stretch.decision.job_id
             seconds[giver] = seconds.get(giver, 0.0) + stretch.seconds
         at, waited_s = min(stretch.start for _, stretch in mine), max(seconds.values())
-        found.append(WaitingReview(job_id=job_id, gpus=mine[0][0].gpus, at=at, waited_s=waited_s))
+        found.append(answers.WaitingReview(job_id=job_id, gpus=mine[0][0].gpus, at=at, waited_s=waited_s))
     return found
 
 
@@ -201,10 +194,10 @@ def _visible(viewer: Viewer, owner: JobRow | None) -> bool:
     return viewer.admin if owner is None else may_see(viewer, owner)
 
 
-def _job(job: JobRow, viewer: Viewer, whole: ReviewFigures) -> JobReview:
+def _job(job: JobRow, viewer: Viewer, whole: answers.ReviewFigures) -> answers.JobReview:
     hours = whole.seconds / 3600
     return made_from(
-        JobReview,
+        answers.JobReview,
         job,
         whole,
         own=viewer.uid == job.uid,
@@ -213,10 +206,10 @@ def _job(job: JobRow, viewer: Viewer, whole: ReviewFigures) -> JobReview:
     )
 
 
-def _move(job: JobRow, viewer: Viewer, run: Sequence[DecisionPeriod]) -> MoveReview:
+def _move(job: JobRow, viewer: Viewer, run: Sequence[DecisionPeriod]) -> answers.MoveReview:
     first, last = run[0].decision, run[-1].decision
     return made_from(
-        MoveReview,
+        answers.MoveReview,
         job,
         last,
         figures(run),

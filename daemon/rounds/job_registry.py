@@ -4,8 +4,6 @@ Promise: why a job is not managed is recorded once, with the job and in its even
 code of its supervisor says, or Slurm where that was not sent. Limit: Slurm forgets a job after MinJobAge.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -5,8 +5,6 @@ Slurm changes nothing; a round that fails is logged, and the next one starts fro
 Limit: one instance, one round at a time; it keeps only times between rounds, so a restart costs at most a delay.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import threading

@@ -1,7 +1,5 @@
 """Which jobs may be elastic, and how often all is looked at."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -4,8 +4,6 @@ Promise: no change is missed, although none is kept: a caller that is woken read
 later reads it first.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

@@ -1,7 +1,5 @@
 """selasticd, the daemon."""
 
-from __future__ import annotations
-
 import sys
 
 

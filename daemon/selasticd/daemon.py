@@ -8,8 +8,6 @@ Promise: `stop` answers waiting supervisors and waits for the round under way be
 Limit: it neither listens nor makes sure that no other daemon acts; main does both first.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

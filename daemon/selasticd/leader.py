@@ -6,8 +6,6 @@ again as a standby. Limit: Slurm knows no fencing number. The lease is checked r
 moment remains between the two. The lock holds on one host, or where the file system locks for all hosts.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

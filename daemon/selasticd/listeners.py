@@ -5,8 +5,6 @@ A datagram only wakes the daemon: its content is not read and nothing is answere
 and a flood costs one wake-up every PAUSE_S. Limit: a lost datagram is not noticed: the next round comes by itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -4,8 +4,6 @@ Promise: killed at any point it leaves nothing that the next start does not repa
 Limit: one daemon per state directory (a lock file sees to that) and one per database (its lease does: `leader`).
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc

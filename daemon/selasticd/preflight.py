@@ -4,8 +4,6 @@ Promise: no directory is made, no database created or migrated; each part is tri
 Limit: what works now may not work later; it does not try whether other hosts reach the port.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The settings' reference and sample file, printed from the code: the docstring under each field is its explanation."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import inspect

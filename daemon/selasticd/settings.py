@@ -6,8 +6,6 @@ printed from them, so they cannot say something else:
     python -m slurm_elastic.daemon.selasticd.reference --markdown | --sample
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import logging

@@ -10,8 +10,6 @@ is one line in ten minutes. Fields are given as `extra`: `log.info("job %d: ende
 that is 0 or empty is left out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

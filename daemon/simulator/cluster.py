@@ -4,8 +4,6 @@ Promise: values are made again only where something changed; what a plan keeps, 
 Limit: equal nodes, one core for a GPU and no memory; jobs have no time limit and one priority.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ Limit: every resize succeeds. Jobs start with what they were submitted with: in 
 each decision also those behind a job that cannot start, as Slurm's backfill starts jobs without a time limit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 

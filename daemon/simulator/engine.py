@@ -5,8 +5,6 @@ Limit: nodes are of one kind; a job's speed depends on the nodes that it is spre
 what is a subclass's to decide.
 """
 
-from __future__ import annotations
-
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Promise: a state is made again only when something of its job changed, so that t
 Limit: measurements carry independent noise (3 %), drawn from the seed; a job's true curve has next to none.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

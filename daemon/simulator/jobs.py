@@ -3,8 +3,6 @@
 Promise: nothing is assumed of a job that is not said. Limit: a job's law, work and bounds are fixed at the start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 

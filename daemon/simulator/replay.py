@@ -5,8 +5,6 @@ Promise: the same trace, settings and seed give the same outcome, with every ass
 Limit: one policy at a time; what the simulation leaves out is said in `engine`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate

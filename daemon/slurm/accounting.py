@@ -4,8 +4,6 @@ Limit: a QOS's limit of a user or account is seen once Slurm has counted somebod
 MaxTRESRunMinsPU and MaxTRESRunMinsPA of a QOS are not printed, and Slurm holds no job to them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Limit: what a user has used so far is left out: Slurm's queue makes up for it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

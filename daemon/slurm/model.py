@@ -23,37 +23,12 @@ ACTIVE = frozenset(
 """States in which a job holds nodes."""
 
 _USABLE_STATES = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED"})
-_UNUSABLE_FLAGS = frozenset(
-    {
-        "BLOCKED",
-        "DRAIN",
-        "DRAINED",
-        "DRAINING",
-        "DOWN",
-        "FAIL",
-        "FAILING",
-        "FUTURE",
-        "INVALID",
-        "INVALID_REG",
-        "MAINT",
-        "MAINTENANCE",
-        "NO_RESPOND",
-        "NOT_RESPONDING",
-        "PERFCTRS",
-        "POWERED_DOWN",
-        "POWERING_DOWN",
-        "POWERING_UP",
-        "POWER_DOWN",
-        "POWER_UP",
-        "REBOOT",
-        "REBOOT_ISSUED",
-        "REBOOT_REQUESTED",
-        "RES",
-        "RESERVED",
-        "UNDER_NO_SWITCH",
-        "UNKNOWN",
-    }
-)
+_UNUSABLE_FLAGS = frozenset({
+    "BLOCKED", "DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "FUTURE", "INVALID", "INVALID_REG", "MAINT",
+    "MAINTENANCE", "NO_RESPOND", "NOT_RESPONDING", "PERFCTRS", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP",
+    "POWER_DOWN", "POWER_UP", "REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED", "RES", "RESERVED", "UNDER_NO_SWITCH",
+    "UNKNOWN"
+})  # fmt: skip
 
 _ASLEEP_FLAGS = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN"})
 

@@ -1,7 +1,5 @@
 """Slurm's node lists, n[1-4,7], folded and unfolded. Pure."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ Fields are asked for one by one, each ended by a separator that is new in every 
 and nobody can write a comment that reads as fields or as another job.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

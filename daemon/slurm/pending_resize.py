@@ -5,8 +5,6 @@ Slurm holds a job whose nodes, tasks, CPUs and GPUs contradict each other for ev
 set together.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """How Slurm is found and asked."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -3,8 +3,6 @@
 Limit: of a topology only trees are known.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

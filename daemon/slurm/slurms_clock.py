@@ -5,8 +5,6 @@ clock, though this host's is wrong or is set. A difference of a minute or more i
 Limit: sdiag says whole seconds, so a difference below AGREE_S is none; a step of Slurm's clock is seen within LOOK_S.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -5,8 +5,6 @@ jobs that do not exist gets ASKS of them, then one every ASK_EACH_S. Thread-safe
 Limit: between two snapshots Slurm's state may have changed.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import threading

@@ -5,8 +5,6 @@ it began. A training that went back to a checkpoint lowers that beginning, so th
 was. Progress is counted in one statement for all jobs of a batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A cache here is only ever of rows that this process alone writes; it is changed after the commit, never before.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 Decisions are on the disk before the call returns, so before anyone acts on them. Events are only appended.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any

@@ -6,8 +6,6 @@ end. Limit: only jobs that have ended count as runs, so that no job is taken for
 youngest only, which is all that estimates are made from.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 

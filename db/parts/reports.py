@@ -4,8 +4,6 @@ What the planner asks for every round is kept in memory and brought up to date a
 query per report. A median is over the youngest reports of its configuration: a job's speed may change with its data.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -4,8 +4,6 @@ Promise: a resize is on the disk before the call returns, so before its supervis
 forward, and what is closed stays closed. Limit: which resize is wanted, and when it is overdue, is not decided here.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from dataclasses import replace

@@ -8,8 +8,6 @@ by the day instead of by the hour. Limit: within a day the merged rows lie one a
 each size first came; one that was held past midnight stays as it is.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import defaultdict

@@ -4,8 +4,6 @@ A pair that has trained in one world since is forgotten, and so is one of which 
 what follows from it is not decided here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace
 from typing import Any

@@ -5,8 +5,6 @@ that refuses everything (full, locked) fails all that wait, those that came mean
 next report.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -6,8 +6,6 @@ next request and opens another one if the daemon has closed it; no caller notice
 used (the daemon is on the cluster's own network), and redirects are refused (a token must not follow one).
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

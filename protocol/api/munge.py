@@ -4,8 +4,6 @@ A credential is made for one payload and accepted once. The return code of libmu
 a decode that fails (expired, replayed, forged) still fills in a uid, which must never be believed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

@@ -16,8 +16,6 @@ good for one request, once, within MAX_AGE_S: the clocks of the hosts must agree
 were used is forgotten when the daemon ends.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import itertools

@@ -5,8 +5,6 @@ Promise: a parameter, its type, its bounds and its default are written here and 
 only; what an address answers beyond the messages is a record (protocol/answers/by_route.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Annotated, Any

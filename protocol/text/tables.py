@@ -7,8 +7,6 @@ Limit: text only, no colour; one line per row, but on a terminal that is too nar
 `|` in a value is not escaped, as in Slurm.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import textwrap

@@ -4,8 +4,6 @@ Promise: every form that sacct's -S and -E accept, SLURM_TIME_FORMAT as squeue h
 Limit: local time of the machine that the command runs on, as in Slurm; no time zones in the input.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """The commands that the daemon's distribution adds to `selastic`."""
 
-from __future__ import annotations
-
 from slurm_elastic.client.parser import Command
 
 _HERE = "slurm_elastic.daemon.cli.commands."

@@ -4,8 +4,6 @@ Promise: nothing is started; a daemon that runs is asked only what its throughpu
 Limit: it shows the settings of the daemon that is installed beside it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`selastic sandbox up|down|status`: a private real Slurm to try everything on. Needs root and no daemon of ours."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

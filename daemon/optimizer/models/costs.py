@@ -9,8 +9,6 @@ straggler count less (Huber). Affine costs beat a support vector machine where p
 Promise: positive and finite, whatever was measured. Limit: one line for all sizes of a job; no queue for the storage.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ precision of its prior. Models that are done leave the arrays while the others g
 Limit: a local minimum near the prior's mean; covariance and evidence are Laplace's approximation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ Source: McCandlish et al., "An Empirical Model of Large-Batch Training", 2018; Q
 1 at the reference batch, falling with b. Limit: phi belongs to the point of training where it was measured.
 """
 
-from __future__ import annotations
-
 import math
 
 from ..errors import PlanInputError

@@ -7,8 +7,6 @@ Promise: a proper prior from any runs, however few or contradictory. Limit: runs
 the share of communication in their steps is left out (with it the error after one report on one GPU was 2 points more).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

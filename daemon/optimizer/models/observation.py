@@ -13,8 +13,6 @@ checked on its own; whether two contradict each other is left to the fit. tau is
 a loader takes beside its samples, such as at the beginning of a pass, counts as samples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ overhead, one of 5 s is not). So profiles of other programs, other GPUs and othe
 Limit: a normal distribution over logarithms; several kinds of programs in one prior only widen it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

@@ -11,8 +11,6 @@ ln k, and a factor of two outside halves it. Source: Rasmussen and Williams, "Ga
 each further report. Limit: of the `MOST` configurations reported most; a curve falls where the reports do.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ learned: of programs that the form predicted the line soon has nothing. Promise:
 prior). Limit: what is believed of the slopes is the same for all programs; nothing is learned about them.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

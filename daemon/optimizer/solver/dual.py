@@ -10,8 +10,6 @@ dual's minimum lies at a slope of some job's upper hull (Dyer 1984, Zemel 1984):
 first, until the capacity is passed.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from functools import cmp_to_key
 from itertools import pairwise

@@ -15,8 +15,6 @@ Limit: in the worst case this is the full dynamic program; `work` bounds it, and
 After Pisinger, "A minimal algorithm for the multiple-choice knapsack problem", 1995.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ Limit: values are rounded to about 2**-35 of the largest; the bound counts what 
     (0, 1)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import fsum, ulp

@@ -10,8 +10,6 @@ Promise: no limit is exceeded; values and bounds are those of the solvers used. 
 pools are as hard as many linked pools; folding costs options x limit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations, pairwise

@@ -9,8 +9,6 @@ Promise: exact, also where numbers do not fit into 64 bits (Python's integers th
 `work` allows; what was proven until then stands.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -9,8 +9,6 @@ stopping early or rounding costs sharpness, never truth.
 Promise: the bound is proven. Limit: the search may stop at its work limit, with a gap that it states.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ Promise: no GPU is taken from anyone, and a try that is made wins more than it c
 Limit: one step ahead: what a size teaches about others is not counted, nor whether the GPUs stay idle.
 """
 
-from __future__ import annotations
-
 import math
 from statistics import NormalDist
 

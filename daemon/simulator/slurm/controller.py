@@ -5,8 +5,6 @@ components at once. Limit: one partition, and nobody has priority; time limits, 
 no effect; who calls decides when a job ends and when the queue is looked at.
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace

@@ -11,8 +11,6 @@ Our own CSV has a header and one job per line; only the first four columns are n
 "quality": what ends the training. `speedup` is the curve of a job without a batch, as its request has it.
 """
 
-from __future__ import annotations
-
 import csv
 from collections import Counter
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """A job of a trace, and numbers as traces have them. Promise: pure."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

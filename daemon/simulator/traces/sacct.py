@@ -4,8 +4,6 @@ and one row that users or the database have made odd never ends the reading.
 A job could start from its Eligible time on: one that was held, or depended on another, was not in the queue before.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
