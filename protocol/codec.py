@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 from .errors import ElasticError
 
-VERSION = 6
+VERSION = 7
 OLDEST = 2
 """The oldest version that is understood; 1 was slurm-elastic 0.1.0's."""
 MAX_BODY = 1 << 20

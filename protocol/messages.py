@@ -97,6 +97,10 @@ class Grant:
     node_failure_s: float = 0.0
     """How long one node of the job's partition trains in the mean until a job loses it, or has to start again; 0: that
     was not observed."""
+    script: tuple[Shape, ...] = ()
+    """What the job's script asks Slurm for, as one shape; none: not known. Since version 7, as is the next."""
+    alone_after_s: float = 0.0
+    """How long the daemon may be out of reach until the job itself asks for what it lacks of that; 0: for ever."""
 
 
 @dataclass(frozen=True, slots=True)

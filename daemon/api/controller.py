@@ -120,7 +120,13 @@ class DaemonController:
         )
         self.registry.registered(job_id)
         self.wake("registered")
-        return Grant("", True, "", interval, text, node_failure_s=self.rounds.costs.node_failure_s(job.partition))
+        first, rounds = self.registry.reference(job_id), self.rounds
+        return Grant(
+            *("", True, "", interval, text),
+            node_failure_s=rounds.costs.node_failure_s(job.partition),
+            script=rounds.facts.queued.started_as(job, first[0] if first else 0, rounds.settings),
+            alone_after_s=rounds.settings.alone_after_s,
+        )
 
     def not_understood(self, job_id: int, sentence: str) -> None:
         """What the job's supervisor said, or was told, is not understood: nothing is resized until it registers anew

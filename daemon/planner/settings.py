@@ -71,9 +71,13 @@ class PlannerSettings(ResizeSettings, Modes):
     to make room for it, or cannot. It grows from there. Another size than the script's is never larger, is set in the
     queue only where its GPUs are free at that moment, and is taken back where the job does not start. What a job starts
     with it never gives up, but for whole nodes: with `smallest` the rest goes where it is worth most, and jobs start
-    sooner and are done earlier in the mean. One job may be worse off than if it had waited, and stays small if
-    selasticd ends. Only jobs that have never run and asked for their GPUs per node, without a list of nodes,
+    sooner and are done earlier in the mean. One job may be worse off than if it had waited; if selasticd ends, see
+    `alone_after_s`. Only jobs that have never run and asked for their GPUs per node, without a list of nodes,
     `--exclusive` or an array."""
+
+    alone_after_s: float = number(600.0, 0, 604800)
+    """How long selasticd may be out of reach until a job asks Slurm itself for what it lacks of the size that its
+    script asks for: by companions, one request at a time, eight in vain at most. 0: never."""
 
     queue_weight: int = number(1000, 1, 1_000_000_000)
     """Most that the service `queue` adds to the priority of a waiting job, as its SiteFactor: it counts beside what

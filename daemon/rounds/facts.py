@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -16,11 +17,13 @@ from slurm_elastic.db.rows import BATCH, REQUEUE, EventRow, HostPair, InUse, Res
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.errors import ElasticError, SlurmError
+from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.protocol.request import ElasticRequest
 
 from ..actions.action import Subject
 from ..actions.refusals import Concerned, Refusal, Refusals, standing
 from ..capacity.pending_jobs import SOON_S
+from ..capacity.placement import ShapeTemplate
 from ..capacity.roster import Roster
 from ..derived.table import Derived, one_by_one
 from ..models.cache import ModelCache, observations
@@ -113,6 +116,18 @@ class QueuedJobs:
                 asked = self._client.asked_size(job_id)
                 found |= {job_id: asked} if asked == size else {}
         return found
+
+    def started_as(self, base: Job, first_gpus: int, settings: RoundSettings) -> tuple[Shape, ...]:
+        """What the script of a running job asks for, or it began to train with where its size was not changed, as one
+        shape of companions; nothing where that says no GPUs per node."""
+        changed = _changed(self._store.events.last([base.job_id], EventKind.RESUME).get(base.job_id))
+        each = changed.script.gpus_per_node if changed is not None else base.gpus_per_node
+        if not each:
+            return ()
+        by = "" if settings.companion_by == "auto" else settings.companion_by
+        template = ShapeTemplate.of(base, 0, settings.companion_qos, by, settings.companion_minutes)
+        nodes = changed.script.nodes if changed is not None else first_gpus // each
+        return (replace(template.shape(each, ()), nodes=nodes),)
 
     def models(self, roster: Roster, now: float) -> dict[int, Model]:
         """What is believed of the speed of waiting jobs, by job id."""

@@ -130,6 +130,32 @@ def test_a_job_that_has_no_room_starts_small_and_grows(empty_sandbox: Sandbox, m
         selasticd.settles_at(job, 16, 120)
 
 
+def test_a_job_that_started_small_grows_alone_where_the_daemon_stays_away(
+    empty_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, start: Start
+) -> None:
+    """It trains on one of the two GPUs that its script asks for when the daemon is killed. Once the other is idle it
+    has that, too, as a companion; the daemon that comes back finds it so, and leaves it."""
+    with live_daemon(empty_sandbox, monkeypatch, "alone_after_s = 2.0\n") as selasticd:
+        command = ["sbatch", "--parsable", "--output=/dev/null", "-N1", "--wrap", "sleep 600"]
+        taken = [selasticd.rigid(7), int(empty_sandbox.run([*command, "--gres=gpu:a100:3"]).stdout)]
+        wait_until(lambda: all(selasticd.jobs()[one].running for one in taken), 60, selasticd.log)
+        comment = "--comment=elastic:gpus=1-4,batch=16-64"
+        job = start(f"-N1 --gres=gpu:a100:2 --time=60 --mem=1G {comment}", 9000, alone=True, env=selasticd.found)
+        wait_until(lambda: selasticd.trains_on(job.id) == 1 and "manages this job" in job.story(), 120, job.story)
+        selasticd.kill()
+        for one in taken:
+            assert empty_sandbox.run(["scancel", str(one)]).returncode == 0
+        wait_until(lambda: "1 -> 2 workers" in job.story(), 120, job.story)
+        assert selasticd.held(job.id) == 2 and "selasticd is silent" in job.story()
+        selasticd.more = 'mode = "review"\n'  # else it would grow the job further
+        selasticd.start()
+        selasticd.settles_at(job.id, 2, 60)
+        rounds = selasticd.client().get("/v1/health")["rounds"]
+        wait_until(lambda: selasticd.client().get("/v1/health")["rounds"] > rounds + 4, 60, selasticd.log)
+        assert selasticd.held(job.id) == 2
+        job.finish()
+
+
 def test_jobs_start_at_what_the_plan_gives_them_and_ordinary_ones_are_left_alone(
     empty_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

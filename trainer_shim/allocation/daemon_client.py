@@ -52,7 +52,8 @@ REFUSAL_S = 3600.0
 
 
 class DaemonClient:
-    """See the module. `said` gets sentences worth showing to the user, `registered` each registration's answer."""
+    """See the module. `said` gets sentences worth showing to the user, `registered` each registration's answer,
+    `silent` for how many seconds the daemon has not been reached, at each try."""
 
     def __init__(
         self,
@@ -61,9 +62,10 @@ class DaemonClient:
         resize: Callable[[Resize], None],
         said: Callable[[str], None],
         registered: Callable[[Grant], None],
+        silent: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._client, self._job_id = client, job_id
-        self._resize, self._said, self._registered = resize, said, registered
+        self._resize, self._said, self._registered, self._silent = resize, said, registered, silent
         self._changed = threading.Condition()
         self._registration: Registration | None = None
         self._grant: Grant | None = None
@@ -75,7 +77,7 @@ class DaemonClient:
         self._refusal, self._refused_at = "", 0.0
         self._grant_unreadable = False
         self._last_said = ""
-        self._backoff = FIRST_BACKOFF_S
+        self._answered()
         self._threads = [
             threading.Thread(target=work, name=f"selastic-{work.__name__.strip('_')}", daemon=True)
             for work in (self._send, self._listen)
@@ -121,7 +123,7 @@ class DaemonClient:
                     self._register()
                 else:
                     self._deliver(self._grant)
-                self._backoff = FIRST_BACKOFF_S
+                self._answered()
             except NotAllowed as error:
                 self._not_known(error)
             except DaemonUnreachable as error:
@@ -225,7 +227,7 @@ class DaemonClient:
                     return
             try:
                 self._poll(grant)
-                self._backoff = FIRST_BACKOFF_S  # what does no step has nothing to send, which would say it too
+                self._answered()  # what does no step has nothing to send, which would say it too
             except NotAllowed as error:
                 self._not_known(error)
             except DaemonUnreachable as error:
@@ -270,9 +272,16 @@ class DaemonClient:
 
     def _out_of_reach(self, error: DaemonUnreachable) -> None:
         """Another daemon may be there next."""
-        if self._refusal and not isinstance(error, Busy):
-            self._begin_again()
+        if isinstance(error, Busy):
+            self._answered_at = time.monotonic()
+        else:
+            if self._refusal:
+                self._begin_again()
+            self._silent(time.monotonic() - self._answered_at)
         self._pause()
+
+    def _answered(self) -> None:
+        self._answered_at, self._backoff = time.monotonic(), FIRST_BACKOFF_S
 
     def _begin_again(self) -> None:
         with self._changed:
@@ -283,6 +292,8 @@ class DaemonClient:
         """The daemon does not know the token (any more), or not this job: register again, without haste."""
         with self._changed:
             known, self._grant = self._grant, None
+            self._answered_at = time.monotonic()
+            self._changed.notify_all()  # who does no step has nothing else to send
         if known is None:
             self._say_once(f"selasticd refuses: {error}")
         self._pause(FIRST_BACKOFF_S if known else None)
@@ -300,5 +311,7 @@ class DaemonClient:
             self._said(text)
 
 
-Connect = Callable[[Callable[[Resize], None], Callable[[str], None], Callable[[Grant], None]], DaemonClient]
-"""resize, said, registered: see DaemonClient."""
+Connect = Callable[
+    [Callable[[Resize], None], Callable[[str], None], Callable[[Grant], None], Callable[[float], None]], DaemonClient
+]
+"""resize, said, registered, silent: see DaemonClient."""

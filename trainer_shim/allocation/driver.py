@@ -78,6 +78,7 @@ class Driver:
                 lambda resize: self._loop.call(lambda: self._event(events.ResizeCame(resize))),
                 self._print,
                 lambda grant: self._loop.call(lambda: self._event(events.Registered(grant))),
+                lambda seconds: self._loop.call(lambda: self._event(events.Silent(seconds))),
             )
             if connect is not None
             else None

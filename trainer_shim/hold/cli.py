@@ -16,6 +16,7 @@ from slurm_elastic.protocol.errors import ConfigError
 from ..allocation import launchers
 from ..allocation import start as allocation
 from ..allocation.driver import program
+from ..allocation.pieces.alone import Alone
 from ..allocation.pieces.changes import Changes
 from ..allocation.pieces.machine import Machine
 from ..allocation.pieces.nodes import Nodes
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     )
     first = OF_A_START * (start.jobs[0].restarts if start.jobs else 0)
     held = Held(start.pieces, limits, first, args.unit, program(own))
-    machine = Machine(held, (Nodes, Changes, Joins, Speeds))
+    machine = Machine(held, (Nodes, Changes, Alone, Joins, Speeds))
     commands = Commands(own, args.leave, env, args.speed, args.backlog)
     return HoldDriver(commands, start.options, machine, start.launcher(), start.connect(), lease).run()
 

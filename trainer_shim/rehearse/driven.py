@@ -55,7 +55,7 @@ def main() -> int:
 
     given = json.loads(plan)
     failed = Path(given["folder"], "failed")
-    connect: Connect | None = (lambda resize, say, took: Director(resize, failed)) if given["resized"] else None
+    connect: Connect | None = (lambda resize, *_: Director(resize, failed)) if given["resized"] else None
     try:
         return cli.run_here(parser.parse_args(words), {VARIABLE: plan}, connect)
     except ElasticError as error:

@@ -12,7 +12,7 @@ from . import events
 from .actions import CancelCompanion, DropCompanions, Print, SubmitCompanion
 from .events import CompanionTimer, SuspendedTimer
 from .holding import Handlers, Holding, Part, some
-from .table import ADDED, Change, State, nodes_of
+from .table import ADDED, ALONE, Change, State, nodes_of
 
 SUSPENDED_S = 4.0
 """From Slurm's SIGTSTP until its SIGSTOP, which follows after two seconds, has come for certain."""
@@ -49,7 +49,7 @@ class Changes(Part[Holding]):
         if resize.withdrawn:
             self._withdrawn(resize.id)
         elif resize.id > self._last_id:
-            self._last_id = resize.id
+            self._last_id = resize.id if resize.id < ALONE else self._last_id
             self._waiting = resize
             if change is not None and not change.agreed:
                 self._recall(change, f"resize {resize.id} came instead")

@@ -87,6 +87,13 @@ class Registered(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Silent(Event):
+    """selasticd has not been reached for so long; said again and again until it is."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class CompanionGranted(Event):
     resize_id: int
     index: int

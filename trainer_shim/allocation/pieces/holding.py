@@ -19,7 +19,7 @@ from slurm_elastic.protocol.messages import FINISHED, Happening, Piece, Registra
 
 from . import actions, events
 from .events import AgentsTimer, CompanionTimer, Timer
-from .table import ADDED, IN_USE, THERE, Change, NodeKey, NodeTable, State, joined, nodes_of
+from .table import ADDED, ALONE, IN_USE, THERE, Change, NodeKey, NodeTable, State, joined, nodes_of
 
 Handlers = Mapping[type[Any], Callable[[Any], None]]
 """What a part does about each kind of event that it subscribes to."""
@@ -127,7 +127,8 @@ class Holding:
         self, resize_id: int, what: str, detail: str = "", unreached: tuple[Unreached, ...] = (), **figures: Any
     ) -> None:
         """Something that has happened, for the daemon, with what is in use now. figures: other fields of it."""
-        said = Happening(resize_id, what, self.generation, self.pieces, self.batch, detail=detail, unreached=unreached)
+        known = resize_id if resize_id < ALONE else 0
+        said = Happening(known, what, self.generation, self.pieces, self.batch, detail=detail, unreached=unreached)
         self.do(actions.Tell(replace(said, **figures)))
 
     def register(self, **figures: Any) -> None:

@@ -28,6 +28,8 @@ from slurm_elastic.protocol.messages import Piece
 
 NodeKey = tuple[int, str]
 """(Slurm job id, node name); the job id is 0 without Slurm. What is asked for has (-resize, index) until then."""
+ALONE = 4_000_000_000
+"""From here on ids are of changes that the job has chosen for itself: selasticd's are far below."""
 
 
 class State(Enum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...allocation.pieces.alone import Alone
 from ...allocation.pieces.changes import Changes
 from ...allocation.pieces.nodes import Nodes
 from .checkpoints import Checkpoints
@@ -10,5 +11,5 @@ from .restarts import Restarts
 from .switch import Switches
 from .worker_messages import Hangs, WorkerMessages
 
-PARTS = (WorkerMessages, Nodes, Switches, Changes, Restarts, Checkpoints, Hangs, JobEnd)
+PARTS = (WorkerMessages, Nodes, Switches, Changes, Alone, Restarts, Checkpoints, Hangs, JobEnd)
 """In the order in which those that subscribe to the same event take it."""

@@ -13,7 +13,9 @@ from slurm_elastic.daemon.optimizer.models.throughput import ThroughputModel
 from slurm_elastic.daemon.planner.waiting.first_sizes import BACK_S
 from slurm_elastic.daemon.rounds.facts import ANEW_S, QueuedJobs
 from slurm_elastic.daemon.slurm.model import Size
+from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import SlurmUnreachable
+from slurm_elastic.protocol.messages import Registration
 
 REQUEST = "elastic:gpus=4-16,step=4,batch=240-3840"
 
@@ -42,6 +44,22 @@ def test_a_job_starts_small_grows_and_its_event_says_what_its_script_asked_for(w
     world.slurm.finish(rigid)
     world.settle()
     assert job.gpus == 16
+
+
+def test_supervisors_hear_what_their_scripts_ask_for(world: World) -> None:
+    """Of a job that started smaller, and of one that gave up nodes since: they get that back if the daemon dies."""
+    whole, rigid = world.elastic(4, comment=REQUEST), world.rigid(2)
+    world.settle()
+    small = world.elastic(4, comment=REQUEST)
+    world.settle()
+    base = world.snapshot().jobs[small.job_id]
+    assert (base.num_nodes, base.gpus_per_node) == (1, 4) and whole.gpus < 16
+    world.slurm.finish(rigid)
+    for job in (whole, small):
+        grant = world.register(job.job_id, Registration(VERSION, 1, job.pieces, 240, "train.py"))
+        [script] = grant.script
+        assert (script.nodes, script.gpus_per_node, script.cpus_per_node) == (4, 4, base.cpus // base.num_nodes)
+        assert (script.partition, script.node_list, grant.alone_after_s) == (base.partition, (), 600.0)
 
 
 @pytest.mark.parametrize("dies", [False, True])

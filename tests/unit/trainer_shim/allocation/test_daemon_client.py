@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import asdict
 from queue import Empty, Queue
@@ -11,13 +12,18 @@ import pytest
 from waiting import wait_until
 
 from slurm_elastic.protocol.api import routes
-from slurm_elastic.protocol.api.client import MessageRefused
+from slurm_elastic.protocol.api.client import Busy, MessageRefused
 from slurm_elastic.protocol.api.munge import MungeError
 from slurm_elastic.protocol.api.routes import Route
-from slurm_elastic.protocol.codec import VERSION
-from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError
+from slurm_elastic.protocol.codec import VERSION, to_json
+from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed
 from slurm_elastic.protocol.messages import Grant, Happening, Phase, Rate, Registration, Report, Resize
 from slurm_elastic.trainer_shim.allocation.daemon_client import DaemonClient
+
+
+def sent(grant: Grant) -> dict[str, Any]:
+    """As it comes out of the daemon's JSON."""
+    return dict(json.loads(to_json(grant)))
 
 
 class Script:
@@ -35,7 +41,7 @@ class Script:
         if self.calls in self.failures:
             raise self.failures[self.calls]
         self.posted.append(route.name)
-        return asdict(Grant("t", True, "", 5.0)) if route is routes.REGISTER else {}
+        return sent(Grant("t", True, "", 5.0)) if route is routes.REGISTER else {}
 
 
 class Newer(Script):
@@ -119,7 +125,7 @@ class Disagreeing:
             raise DaemonUnreachable("no answer")
         if route is routes.REGISTER:
             self.registrations.append(message)
-            return asdict(Grant("t", True)) | ({"token": 7} if self.unreadable == "grant" else {})
+            return sent(Grant("t", True)) | ({"token": 7} if self.unreadable == "grant" else {})
         if route is routes.RESIZE:
             try:
                 return self.orders.get(timeout=0.05)
@@ -200,6 +206,25 @@ def test_a_message_that_the_daemon_does_not_understand_calls_the_resize_off(refu
     link.tell(Happening(3, "withdrawn", 1, (), 64))
     wait_until(lambda: [phase.what for phase in daemon.happenings] == ["withdrawn"], 60, daemon.refusals)
     assert daemon.refusals()[-1] == "" and link.close(60)
+
+
+def test_silence_is_told_until_the_daemon_answers() -> None:
+    """At each try, and longer each time. One that is busy is there; so is one that refuses the job."""
+    daemon, told = Disagreeing(), Queue[float]()
+    link = DaemonClient(daemon, 7, lambda resize: None, lambda text: None, lambda grant: None, told.put)  # type: ignore[arg-type]
+    link.update_registration(Registration(VERSION, 1, (), 64, "train.py"))
+    wait_until(lambda: daemon.registrations, 60)
+    answered = link._answered_at
+    for there in (Busy("busy", 0.1), NotAllowed("no")):
+        link._out_of_reach(there) if isinstance(there, Busy) else link._not_known(there)
+        assert told.empty() and link._answered_at > answered
+        answered = link._answered_at
+    daemon.away.set()
+    first, second = told.get(timeout=60), told.get(timeout=60)
+    assert 0 <= first < second
+    daemon.away.clear()
+    wait_until(lambda: link._answered_at > answered, 60)
+    assert link.close(60)
 
 
 def test_a_client_file_that_cannot_be_read_for_a_moment_loses_nothing() -> None:
