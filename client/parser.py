@@ -32,6 +32,7 @@ COMMANDS = (
     Command("acct", _HERE + "acct", "a row for each size a job has had, with its cost (like sacct)"),
     Command("explain", "slurm_elastic.client.explanation.command", "why a job has what it has, and what you can do"),
     Command("predict", _HERE + "predict", "how fast a job would be at other sizes, beside what was measured"),
+    Command("advise", _HERE + "advise", "what to submit a program with: by a deadline, within a budget, or for value"),
     Command("events", _HERE + "events", "the timeline of everything done to a job"),
     Command("plan", _HERE + "plan", "the last plan for all jobs, or one computed now"),
     Command("review", _HERE + "review", "what would have been done while the daemon did not act, and its gain"),
@@ -56,8 +57,6 @@ COMMANDS = (
 ADDED = "slurm_elastic.daemon.cli.commands"
 """What adds those of the daemon, where it is installed. No entry point: to look for those takes longer than all else,
 and a tree that is not installed has none."""
-RENAMED = {"advise": "review"}
-"""Commands by their names in 0.2, which the next release does not know."""
 EPILOG = """exit status: 0 done, 1 not found or refused, 2 wrong usage, 3 selasticd or munged does not answer
 
 environment: SELASTIC_URL (where selasticd listens), SELASTIC_CLIENT_CONF (the file that says so, instead of
@@ -140,10 +139,6 @@ def build(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """The parsed command; `function` in it is to be called with it. Raises SystemExit for --help and wrong usage."""
-    if words and words[0] in RENAMED:
-        new = RENAMED[words[0]]
-        print(f"selastic: '{words[0]}' is '{new}' now; the next release does not know the old name", file=sys.stderr)
-        words = [new, *words[1:]]
     command = next((command for command in COMMANDS if command.verbatim and words[:1] == [command.name]), None)
     if command is not None and words[1:2] not in ([], ["-h"], ["--help"]):
         # argparse would look for its own options among the first words, even under nargs=REMAINDER.

@@ -38,6 +38,7 @@ from ..capacity.constraints import left_out_until
 from ..models.priors import program_of
 from ..optimizer.models.prior import Prior
 from ..planner import fixed_targets
+from ..prediction.advice import Ground
 from ..prediction.sizes import PredictionInputs
 from ..reports.common import Viewer
 from ..rounds.job_registry import JobRegistry, held_pieces
@@ -311,6 +312,9 @@ class DaemonController:
         running = rounds.running_job(job_id) if row is not None and row.end_time is None else None
         pause = partial(rounds.costs.estimate, job_id)
         return PredictionInputs(rounds.settings, rounds.priors.of_job(job_id), running, most, pause)
+
+    def ground(self) -> Ground:
+        return self.rounds.ground(self.jobs.latest())
 
     def wake(self, why: str) -> None:
         log.debug("woken: %s", why)

@@ -18,6 +18,7 @@ from slurm_elastic.protocol.answers.history import Accounting, PlanTable
 from slurm_elastic.protocol.api.routes import AcctQuery, EventsQuery, NoQuery, PlanQuery, PredictQuery, WindowQuery
 
 from .. import reports
+from ..prediction.advice import advise
 from ..prediction.sizes import predict
 from ..reports.common import Viewer
 from .callers import Call, CpuShares
@@ -55,6 +56,10 @@ class Views:
     async def predict(self, call: Call[PredictQuery, None]) -> object:
         arguments = self.planner.basis, call.job_id, call.viewer, call.query, steady_now()
         return await self._made(call, predict, *arguments)
+
+    async def advise(self, call: Call[Any, None]) -> object:
+        arguments = self.planner.basis, self.planner.ground(), call.job_id, call.viewer, call.query, steady_now()
+        return await self._made(call, advise, *arguments)
 
     async def predictions(self, call: Call[NoQuery, None]) -> object:
         return await self._made(call, reports.prediction_errors, call.viewer, steady_now())

@@ -1,9 +1,11 @@
-"""What models assume, and when they are learned."""
+"""What models assume, and when they are learned; what GPUs cost."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..config.fields import number, text
+from ..config.fields import number, text, texts
+
+_PRICE = (r"([\w.@+-]+:)?[\w.@+-]+=[0-9]{1,9}(\.[0-9]{1,6})?", 'a list such as ["a100=2.5", "spot:a100=0.8"]')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,3 +26,7 @@ class ModelSettings:
     job before it is measured then comes from this cluster, and from earlier runs of the same program on the same kind
     of GPU; a program is learned anew within a minute of the end of one of its runs, too. Empty: never; what was learned
     before stays in use, or else the prior that is shipped. See docs/explanation/models.md."""
+
+    gpu_prices: tuple[str, ...] = texts(*_PRICE)
+    """What an hour of one GPU costs, for `selastic advise`: by its type, or by partition and type; of one that is not
+    named, 1. Empty: as Slurm bills it (TRESBillingWeights of the partition, UsageFactor of the QOS), or else 1."""

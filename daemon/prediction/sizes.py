@@ -98,7 +98,7 @@ def predicted(
 ) -> tuple[PredictedSize, ...]:
     """A row for each size."""
     nodes = {size: _nodes(model, size, basis) for size in sizes}
-    chosen = _best_batches(measured, model, nodes, basis)
+    chosen = best_batches(measured, model, nodes, basis)
     points = [(size, nodes[size], chosen[size]) for size in sizes]
     sigmas = model.sigmas(points)
     first = model.throughput(*points[0]) if points else 1.0
@@ -119,7 +119,7 @@ def _nodes(model: ThroughputModel, size: int, basis: PredictionInputs) -> int:
     return max(seen, key=lambda n: seen[n]) if seen else max(1, -(-size // each))
 
 
-def _best_batches(
+def best_batches(
     measured: Measured, model: ThroughputModel, nodes: Mapping[int, int], basis: PredictionInputs
 ) -> dict[int, int]:
     """The batch with the most progress at each size, the smaller one of two as good; the choice of a plan."""
@@ -257,7 +257,7 @@ def predict(
     """basis_of: of a job, and for another kind of GPU of its program on that. Raises NotFound and NotAllowed, each with
     one sentence."""
     job = visible_job(store, job_id, viewer)
-    request, own = _request(job), store.programs.of(job_id)
+    request, own = request_of(job), store.programs.of(job_id)
     kind = own[1] if own is not None else ""
     elsewhere = query.type is not None and query.type != kind
     rows = _elsewhere(store, job, own, query.type or "") if elsewhere else store.reports.observations(job_id)
@@ -267,7 +267,7 @@ def predict(
     if not sizes:
         raise NotFound(_no_size(request, query))
     report = store.reports.last(job_id) if job.state == "RUNNING" and not elsewhere else None
-    measured = Measured(request, rows, report, _reference(store, job_id, rows))
+    measured = Measured(request, rows, report, reference(store, job_id, rows))
     basis = basis_of(job_id, query.type if elsewhere else None)
     try:
         model = model_of(measured, basis)
@@ -294,7 +294,7 @@ def predict(
     )
 
 
-def _request(job: JobRow) -> ElasticRequest:
+def request_of(job: JobRow) -> ElasticRequest:
     try:
         return elastic_request.parse(job.request)
     except RequestError as error:
@@ -321,7 +321,7 @@ def _elsewhere(store: Store, job: JobRow, own: tuple[str, str] | None, gpu_type:
     return store.reports.observations(runs[gpu_type])
 
 
-def _reference(store: Store, job_id: int, rows: list[ObservationRow]) -> int:
+def reference(store: Store, job_id: int, rows: list[ObservationRow]) -> int:
     """The batch that the job began with."""
     first = min(store.allocations.rows(job_id), key=lambda row: row.start, default=None)
     return max(1, first.batch if first is not None else rows[0].batch)

@@ -31,11 +31,12 @@ from ..mechanisms.settings import Bounds
 from ..models.costs import Costs
 from ..models.priors import Priors
 from ..planner.running.job import RunningJob
+from ..prediction.advice import Ground
 from ..prediction.scoring import Expectations
 from ..services.base import ACT, Note, Observation, Proposal, Service
 from ..services.queue.service import Foretold
 from ..services.registry import Services
-from ..slurm.model import SlurmClient, Snapshot
+from ..slurm.model import Job, SlurmClient, Snapshot
 from ..slurm.site import Site
 from .facts import StoredFacts
 from .job_registry import JobRegistry
@@ -178,6 +179,15 @@ class Rounds:
             snapshot = self.client.snapshot().marked(self._site)
             seen = self._look(snapshot, self.registry.sort(snapshot), self.clock())
             return self.services.wishes(replace(seen, marks={}))
+
+    def ground(self, snapshot: Snapshot) -> Ground:
+        """What jobs can ask for, and where `queue` is on when they would start."""
+
+        def would_start(job: Job, seconds: float) -> tuple[float, ...]:
+            with self._lock:
+                return self.services.queue.would_start(job, seconds)
+
+        return Ground(snapshot, self._site, self.settings.gpu_prices, would_start if self.queue() is not None else None)
 
     def queue(self) -> Foretold | None:
         """Waiting jobs in the order of the service `queue`; None: it is off, or has not been asked yet."""

@@ -10,6 +10,7 @@ from math import inf
 
 from slurm_elastic.protocol.errors import SlurmUnparsable
 from slurm_elastic.protocol.messages import NOT_TRIED, REFUSED, Tried
+from slurm_elastic.protocol.text.times import duration_s
 
 from .accounting import WORD, PartitionUser, QosUser, SlurmLimit, configured, multifactor
 from .fair_share import ShareTree
@@ -59,6 +60,9 @@ class PartitionRules:
     """The members of its AllowGroups; None: all may use it, or who may is not known."""
     suspends: bool = False
     """Slurm puts its nodes to sleep that have been idle for a while."""
+    max_time_s: float = inf
+    billing: Mapping[str, float] = field(default_factory=dict)
+    """TRESBillingWeights of its GPUs, such as gres/gpu:a100 -> 2.5."""
 
     def closed(self, user: str, accounts: Sequence[str], qos: str) -> str:
         """Why it takes no job with these now; empty: it does. accounts: `Site.listed_as` of the job's."""
@@ -205,10 +209,15 @@ def partitions(text: str, members: Members) -> tuple[dict[str, PartitionRules], 
                 no_qos=_names(words.get("DenyQos", "").lower()) or frozenset(),
                 users=members(_names(words.get("AllowGroups", "ALL"))),
                 suspends=_suspends(words.get("SuspendTime", "GLOBAL")),
+                max_time_s=inf if words.get("MaxTime", "UNLIMITED") == "UNLIMITED" else duration_s(words["MaxTime"]),
+                billing={key: float(w) for key, w in _BILLED.findall(words.get("TRESBillingWeights", "").lower())},
             )
         except ValueError as error:
             raise SlurmUnparsable(f"a partition of no known form from scontrol: {error} in {line[:80]!r}.") from None
     return rules, qos
+
+
+_BILLED = re.compile(r"(gres/gpu(?::[^=,]+)?)=([0-9.]+)")
 
 
 def _suspends(time: str) -> bool:

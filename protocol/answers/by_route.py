@@ -10,6 +10,7 @@ from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.api import routes
 from slurm_elastic.protocol.api.routes import Route
 
+from .advise import Advice
 from .explain import Explain
 from .history import Accounting, Events, PlanTable, Usage
 from .predict import Prediction, PredictionErrors
@@ -93,6 +94,7 @@ ANSWERS: dict[Route, type[Any]] = {
     routes.CLEAR_HOSTS: Cleared,
     routes.PREDICTIONS: PredictionErrors,
     routes.QUEUE: Queue,
+    routes.ADVISE: Advice,
     routes.PROBES: Findings,
     routes.PROBED: Remembered,
 }

@@ -72,6 +72,19 @@ class PredictQuery:
 
 
 @dataclass(frozen=True, slots=True)
+class AdviseQuery:
+    """`factor`: the UsageFactor of `qos`. `waits`: what Slurm said, PARTITION/GPUS/SECONDS,...; no seconds: refused."""
+
+    deadline: Time | None = None
+    budget: Annotated[float, Within(1e-9, MAX_NUMBER)] | None = None
+    confidence: Annotated[float, Within(1, 99.9)] = 95.0
+    samples: int = 0
+    qos: str | None = None
+    factor: float = 1.0
+    waits: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WindowQuery:
     """What touches this time; of these jobs, empty: of all."""
 
@@ -178,12 +191,13 @@ CLEAR_HOSTS = Route(
 )
 PROBES = Route("probes", "GET", "/v1/probes", "What 'selastic probe' found")
 PROBED = Route("probed", "POST", "/v1/probe", "What it has found now", message=messages.Probed)
+ADVISE = Route("advise", "GET", "/v1/jobs/{job_id}/advise", "What to submit its program with", query=AdviseQuery)
 QUEUE = Route("queue", "GET", "/v1/queue", "When waiting jobs will start, and why in this order")
 USAGE = Route("usage", "GET", "/v1/report", "How jobs have gone", query=WindowQuery)
 
 ROUTES = (
     *(REPORTS, RESIZE, HEALTH, OPENAPI, METRICS, REGISTER, HAPPENINGS, RATES, PHASES, PIN),
     *(STATUS, JOB, EXPLAIN, PREDICT, EVENTS, ACCT, PLAN, REVIEW, USAGE, HOSTS, CLEAR_HOSTS, PREDICTIONS),
-    *(PROBES, PROBED, ADVICE, QUEUE),
+    *(PROBES, PROBED, ADVICE, QUEUE, ADVISE),
 )
 """Looked up in this order: what every job asks all the time comes first."""

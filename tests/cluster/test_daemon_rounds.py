@@ -43,6 +43,11 @@ def test_grow_give_way_take_back_and_end(selasticd: Selasticd) -> None:
     wait_until(lambda: "ended" in selasticd.events(job), 30, selasticd.log)
     explained = selasticd.client().get(f"/v1/jobs/{job}/explain")
     assert explained is not None
+    advice = selasticd.selastic("advise", str(job), "--deadline=now+1day", "--samples=9000000").stdout
+    assert "WAIT: by Slurm's own (sbatch --test-only)" in advice and "first is the cheapest" in advice
+    lines = [line.removeprefix("#SBATCH ") for line in advice.splitlines() if line.startswith("#SBATCH ")]
+    tried = selasticd.sandbox.run(["sbatch", "--test-only", *" ".join(lines).split(), "--wrap=true"])
+    assert "to start at" in tried.stderr and "--comment=elastic:gpus=" in lines[-1]
 
 
 def test_rigid_jobs_start_as_they_would_without_the_daemon(selasticd: Selasticd) -> None:

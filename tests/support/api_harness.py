@@ -13,11 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+from cluster_snapshots import Cluster
 from starlette.testclient import TestClient
 
 from slurm_elastic.daemon.api.app import Application
 from slurm_elastic.daemon.api.auth import Authenticator, Unauthenticated
 from slurm_elastic.daemon.models.priors import SHIPPED
+from slurm_elastic.daemon.prediction.advice import Ground
 from slurm_elastic.daemon.prediction.sizes import PredictionInputs
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.selasticd.listeners import unix_listener
@@ -26,6 +28,7 @@ from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.selasticd.systemd import Notifier
 from slurm_elastic.daemon.services.queue.service import Place
 from slurm_elastic.daemon.slurm.model import Job
+from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.protocol.answers.by_route import Health
 from slurm_elastic.protocol.answers.history import PlanNote
@@ -154,6 +157,9 @@ class FakeController:
 
     def basis(self, job_id: int, gpu_type: str | None) -> PredictionInputs:
         return PredictionInputs(Settings(), SHIPPED)
+
+    def ground(self) -> Ground:
+        return Ground(Cluster().snapshot(), Site())
 
     def wake(self, why: str) -> None:
         self.calls.append(("wake", why))

@@ -12,13 +12,17 @@ from pathlib import Path
 import pytest
 import uvicorn
 from api_harness import WellRounds, foretold
+from cluster_snapshots import Cluster
 
 from slurm_elastic.client import main
 from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.models.priors import SHIPPED
+from slurm_elastic.daemon.prediction.advice import Ground
 from slurm_elastic.daemon.prediction.sizes import PredictionInputs
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.selasticd.settings import Settings
+from slurm_elastic.daemon.slurm.model import Snapshot
+from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers.by_route import Health, ModelsInUse
@@ -56,6 +60,10 @@ class StoredController:
 
     def basis(self, job_id: int, gpu_type: str | None) -> PredictionInputs:
         return PredictionInputs(Settings(), SHIPPED)
+
+    def ground(self) -> Ground:
+        nodes = {name: replace(node, gpu_type="") for name, node in Cluster().nodes.items()}
+        return Ground(Snapshot(0.0, nodes=nodes), Site())
 
     def wake(self, why: str) -> None:
         self.woken.append(why)

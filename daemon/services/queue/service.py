@@ -209,6 +209,15 @@ class QueueOrder(Service):
             self._foretold = Foretold(seen.now, mode, lacks, self.forecast(seen))
         return self._foretold
 
+    def would_start(self, job: Job, seconds: float) -> tuple[float, ...]:
+        """When one more job that runs for so long would, behind all that wait: three moments as probable as each other;
+        none: not foreseen."""
+        if (seen := self._seen) is None:
+            return ()
+        places = [*(one for one in self.places(seen) if one.job.gpus)][: MOST_FORETOLD - 1]
+        start = self._starts([*places, Place(job, seconds, 0)], seen).get(job.job_id)
+        return () if start is None else (start, *self.bounds.around(seen.now, start))
+
     def _starts(self, places: Sequence[Place], seen: Observation) -> dict[int, float]:
         running = (job for job in seen.snapshot.jobs.values() if job.active and job.gpus)
         nodes = _nodes(seen.snapshot, {job.job_id: seen.now + self.left_s(job, seen.now) for job in running})

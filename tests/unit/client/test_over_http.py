@@ -234,10 +234,6 @@ def test_review_and_report_answer(daemon: Daemon, run: Run, tmp_path: Path) -> N
     """Both reach the daemon, show one's own jobs, and end with 1 for a job that is not known."""
     status, out, _ = run("review", "-S", "2026-11-20", "-nP", "-o", "jobid,moves")
     assert (status, out.splitlines()) == (0, ["1207|0", "1215|0"])
-    assert run("advise", "-S", "2026-11-20", "-nP", "-o", "jobid,moves") == (
-        *(status, out),
-        "selastic: 'advise' is 'review' now; the next release does not know the old name\n",
-    )
     window = routes.WindowQuery(0.0, steady_now())
     assert Client().call(routes.ADVICE, query=window) == Client().call(routes.REVIEW, query=window)
     status, out, err = run("review", "-j", "99")
@@ -272,6 +268,46 @@ def test_predict_in_every_form(daemon: Daemon, run: Run) -> None:
     answer = json.loads(run("predict", "1215", "--gpus", "4", "--json")[1])
     assert (answer["job_id"], [size["gpus"] for size in answer["sizes"]]) == (1215, [4])
     assert run("predict", "--helpformat")[1].split()[0] == "GPUs"
+
+
+SBATCH = """#!/bin/sh
+case "$*" in
+*--test-only*--nodes=1*) echo "sbatch: Job 9 to start at $(date -d '+2 hours' +%FT%T) using 4 processors on n1" >&2;;
+*) echo "allocation failure: Requested node configuration is not available" >&2; exit 1;;
+esac
+"""
+
+
+def test_advise_asks_slurm_for_waits(daemon: Daemon, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where selasticd foretells none: what Slurm refuses is no choice, what it starts later is later. The first
+    choice's lines stand below; without Slurm's commands that is said; a size that is not a number is one sentence."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = "advise", "1215", "--samples", "1000000", "--deadline", "now+10hours"
+    status, out, _ = run(*words)
+    assert status == 0 and "WAIT: not counted: Slurm cannot be asked here\n" in out
+    (tmp_path / "sbatch").write_text(SBATCH)
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    status, out, _ = run(*words)
+    lines = out.splitlines()
+    assert status == 0 and "WAIT: by Slurm's own (sbatch --test-only)" in lines
+    assert lines[-4].startswith("# ") and lines[-3] == "#SBATCH --partition=main"
+    assert lines[-1].startswith("#SBATCH --comment=elastic:gpus=")
+    answer = json.loads(run(*words, "--json")[1])
+    assert {choice["nodes"] for choice in answer["choices"]} == {1}
+    assert all(7100 < choice["wait_s"] < 7300 for choice in answer["choices"])
+    assert answer["choices"][0]["probability"] >= 0.95
+    for wrong, said in (
+        (("advise",), "the following arguments are required: JOB"),
+        (("advise", "x"), "'x' is not a job id"),
+        ((*words[:4], "--deadline", "2001-01-01"), "--deadline 2001-01-01 has passed; accepted: a later time"),
+        ((*words[:2], "--samples", "-5"), "samples=-5 is not accepted"),
+        ((*words[:4], "--budget", "nan"), "budget=nan is not accepted"),
+        ((*words[:4], "--confidence", "100"), "confidence=100.0 is not accepted"),
+        ((*words[:4], "--qos", "none"), "--qos none is not known to sacctmgr"),
+    ):
+        status, out, error = run(*wrong)
+        assert status and not out and said in error and len(error.splitlines()) <= 2
 
 
 def test_the_errors_of_predictions(daemon: Daemon, run: Run) -> None:

@@ -1,0 +1,209 @@
+"""The answer to `selastic advise`: what a program that was measured here is best submitted with.
+
+Promise: speeds, batches and their doubt are those that a plan would go by; only partitions that take the job's user and
+account are choices. Limit: one kind of GPU an answer, and none on which the program never ran. CPUs, memory, preemption
+and growth are not counted; nodes that are drained now are left out.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from slurm_elastic.db.rows import JobRow
+from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.answers.advise import Advice, Choice
+from slurm_elastic.protocol.answers.record import made_from
+from slurm_elastic.protocol.api.routes import AdviseQuery
+from slurm_elastic.protocol.errors import NotFound, RequestError
+from slurm_elastic.protocol.request import ElasticRequest
+from slurm_elastic.protocol.text.times import elapsed
+
+from ..models import cache
+from ..optimizer.errors import PlanInputError
+from ..optimizer.models import goodput
+from ..optimizer.models.costs import QUANTILE
+from ..planner.running.state import trusted_noise
+from ..reports.common import Viewer, visible_job
+from ..slurm.model import Job, Node, Snapshot
+from ..slurm.site import PartitionRules, Site
+from .choices import Aim, Option, ranked, with_waits, worth_measuring
+from .sizes import Measured, PredictionInputs, best_batches, model_of, reference, request_of
+
+SHOWN, FORETOLD = 5, 16
+"""Of the choices so many are shown, and of so many the starts are foretold."""
+LONGER, SPARE_S = 3.0, 600.0
+"""A time limit is so many standard deviations beyond the run, and so much longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What can be asked for, as of the last round. prices: the setting gpu_prices; would_start: when one more job, that
+    runs for so long, would start (None: the service queue is off), moments as probable as each other, none: never."""
+
+    snapshot: Snapshot
+    site: Site
+    prices: Sequence[str] = ()
+    would_start: Callable[[Job, float], tuple[float, ...]] | None = None
+
+    def rules(self, partition: str) -> PartitionRules:
+        return self.site.partitions.get(partition, PartitionRules())
+
+    def price(self, partition: str, kind: str, factor: float) -> float:
+        """Of an hour of one GPU."""
+        if self.prices:
+            own = dict(one.split("=") for one in self.prices)
+            return float(own.get(f"{partition}:{kind}", own.get(kind, 1.0)))
+        billed = self.rules(partition).billing
+        return (
+            factor * sum(billed.get(key, 0.0) for key in ("gres/gpu", f"gres/gpu:{kind.lower()}")) if billed else factor
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One question, about a training of so many samples."""
+
+    ground: Ground
+    job: JobRow
+    query: AdviseQuery
+    aim: Aim
+    samples: int
+    now: float
+
+    def options(self, measured: Measured, basis: PredictionInputs, kind: str) -> list[Option]:
+        """All that can be asked for on one kind of GPU. Raises PlanInputError where nothing can be said of it."""
+        model, site, found = model_of(measured, basis), self.ground.site, list[Option]()
+        seen, noise = {(row.gpus, row.nodes, row.batch) for row in measured.rows}, trusted_noise(measured.rows)
+        nodes = [node for node in self.ground.snapshot.nodes.values() if node.gpu_type == kind and node.schedulable]
+        for name in sorted({name for node in nodes for name in node.partitions}):
+            rules, price = self.ground.rules(name), self.ground.price(name, kind, self.query.factor)
+            if rules.closed(self.job.user, site.listed_as(self.job.account), (self.query.qos or "").lower()):
+                continue
+            placed = _placed(measured.request, [node for node in nodes if name in node.partitions], rules)
+            batches = best_batches(measured, model, placed, basis)
+            points = [(size, placed[size], batches[size]) for size in placed]
+            for at, speed, doubt in zip(points, model.throughputs(points), model.sigmas(points), strict=True):
+                quality = measured.request.until == "quality"
+                worth = goodput.efficiency(at[2], measured.reference_batch, noise) if quality else 1.0
+                run_s = self.samples / speed / worth
+                if run_s <= rules.max_time_s:
+                    found.append(Option(name, kind, *at, run_s, doubt, at in seen, price * at[0]))
+        return found
+
+    def waits(self, options: Sequence[Option]) -> dict[tuple[str, int], Sequence[float]]:
+        """By the forecast where there is one, else as whoever asks was told by Slurm."""
+        found = dict[tuple[str, int], Sequence[float]]()
+        if (foretell := self.ground.would_start) is None:
+            for word in self.query.waits.split(",") if self.query.waits else ():
+                partition, gpus, seconds = [*word.split("/"), "", ""][:3]
+                if not gpus.isdecimal() or not int(gpus) or not (seconds.isdecimal() or not seconds):
+                    raise RequestError(f"waits={word} is not accepted; accepted: PARTITION/GPUS/SECONDS,...")
+                found[partition, int(gpus)] = [float(seconds)] if seconds else ()
+            return found
+        for one, _ in ranked(options, self.aim)[:FORETOLD]:
+            like = Job(0, "PENDING", self.job.user, self.job.uid, partition=one.partition, num_nodes=one.nodes,
+                       gpus=one.gpus, gpus_per_node=one.gpus // one.nodes, submit_time=self.now)  # fmt: skip
+            found[one.partition, one.gpus] = [max(0.0, at - self.now) for at in foretell(like, one.run_s)]
+        return found
+
+    def notes(self, shown: Sequence[tuple[Option, float]]) -> list[str]:
+        """What cost and order go by."""
+        aim, billed = self.aim, any(rules.billing for rules in self.ground.site.partitions.values())
+        price = "Slurm's billing of the GPUs (TRESBillingWeights)" if billed else "GPU-hours: nothing says their price"
+        price += f", times {self.query.factor:g} (UsageFactor)" if self.query.factor != 1.0 else ""
+        best = "fastest within the budget" if aim.deadline_s == math.inf else "cheapest that is in time"
+        order = f"first is the {best}, with P >= {aim.confidence:.0%}"
+        if aim.deadline_s == aim.budget == math.inf:
+            order = "first is the best value, the least product of cost and time"
+        elif shown[0][1] < aim.confidence:
+            order = f"NOTHING keeps to that with P >= {aim.confidence:.0%}: first is what comes nearest"
+        known = self.ground.snapshot.partitions.values()
+        weak = {one.name for one in known if one.preempt_mode != "OFF" and one.tier < max(two.tier for two in known)}
+        names = sorted(weak & {one.partition for one, _ in shown})
+        return [
+            f"COST: {'the prices of gpu_prices' if self.ground.prices else price}; each choice is of one kind of GPU",
+            order,
+            *(f"Slurm may preempt jobs in {name}, which P does not count" for name in names),
+        ]
+
+    def choice(self, option: Option, said: float, request: ElasticRequest) -> Choice:
+        """With the lines for a script. Smaller than advised the job would not be done in time."""
+        wide, longer = math.exp(QUANTILE * option.doubt), math.exp(LONGER * min(option.doubt, 1.0))
+        limit_s = min(option.run_s * longer + SPARE_S, self.ground.rules(option.partition).max_time_s)
+        each = f"{option.gpu_type}:" * bool(option.gpu_type) + str(option.gpus // option.nodes)
+        script = (
+            f"#SBATCH --partition={option.partition}{f' --qos={self.query.qos}' if self.query.qos else ''}",
+            f"#SBATCH --nodes={option.nodes} --gres=gpu:{each} --ntasks-per-node=1"
+            f" --time={elapsed(60 * math.ceil(limit_s / 60))}",
+            f"#SBATCH --comment={replace(request, min_gpus=option.gpus).text()}",
+        )
+        return made_from(
+            Choice, option,
+            wait_s=option.until_s - option.run_s, run_low_s=option.run_s / wide, run_high_s=option.run_s * wide,
+            end=self.now + option.until_s, probability=said, basis="measured" if option.measured else "model",
+            script=script,
+        )  # fmt: skip
+
+
+def advise(
+    store: Store,
+    basis_of: Callable[[int, str | None], PredictionInputs],
+    ground: Ground,
+    job_id: int,
+    viewer: Viewer,
+    query: AdviseQuery,
+    now: float,
+) -> Advice:
+    """Raises NotFound, NotAllowed and RequestError, each with one sentence."""
+    job = visible_job(store, job_id, viewer)
+    name, own = store.programs.of(job_id) or ("", "")
+    deadline_s = math.inf if query.deadline is None else query.deadline - now
+    aim = Aim(deadline_s, query.budget or math.inf, query.confidence / 100)
+    asked = _Asked(ground, job, query, aim, query.samples or _samples(store, job), now)
+    options, requests, notes = list[Option](), dict[str, ElasticRequest](), [f"the training: {asked.samples} samples"]
+    for kind, run in {**(store.programs.youngest_runs(name) if name else {}), own: job_id}.items():
+        rows = [row for row in store.reports.observations(run) if cache.believed(row)]
+        if rows:
+            requests[kind] = request_of(store.jobs.get(run) or job)
+            measured = Measured(requests[kind], rows, None, reference(store, run, rows))
+            try:
+                options += asked.options(measured, replace(basis_of(run, kind), running=None), kind)
+            except PlanInputError as error:
+                raise NotFound(f"no throughput model can be made of the reports of job {run}: {error}") from None
+            sizes = ", ".join(map(str, sorted({row.gpus for row in rows})))
+            notes.append(f"measured{' on ' * bool(kind)}{kind}: {sizes} GPUs, {sum(row.count for row in rows)} reports")
+    other = {node.gpu_type for node in ground.snapshot.nodes.values() if node.gpus} - requests.keys()
+    notes += [f"no choice, as it never ran there: GPUs of type {', '.join(sorted(other))}"] if other else []
+    options = with_waits(options, asked.waits(options))
+    if not options:
+        raise NotFound(f"job {job_id} accepts nothing that was measured and can start ({'; '.join(notes[1:])})")
+    shown, more = ranked(options, aim)[:SHOWN], worth_measuring(options, aim)
+    notes += asked.notes(shown)
+    if more is not None:
+        notes.append(f"one more measurement could change the answer: {more.gpus} GPUs in {more.partition}")
+    choices = tuple(asked.choice(one, said, requests[one.gpu_type]) for one, said in shown)
+    foretold = ground.would_start is not None
+    return Advice(now=now, job_id=job_id, foretold=foretold, notes=tuple(notes), choices=choices)
+
+
+def _samples(store: Store, job: JobRow) -> int:
+    """How long the training of a job is."""
+    last = store.reports.last(job.job_id)
+    if last is not None and last.samples_left:
+        return last.samples + last.samples_left
+    done = last.samples if last is not None else sum(row.samples for row in store.allocations.rows(job.job_id))
+    if job.state == "COMPLETED" and done:
+        return done
+    raise NotFound(f"job {job.job_id} has not said how long its training is; accepted: --samples=N, or a completed job")
+
+
+def _placed(request: ElasticRequest, nodes: Sequence[Node], rules: PartitionRules) -> dict[int, int]:
+    """The accepted sizes that such nodes hold, as many GPUs on each, with the fewest nodes."""
+    found, most = dict[int, int](), max((node.gpus for node in nodes), default=0)
+    for size in request.sizes() if most else ():
+        for count in range(-(-size // most), min(size, len(nodes)) + 1):
+            held = sum(node.gpus >= size // count for node in nodes) >= count
+            if size % count == 0 and held and not rules.unfit(count) and request.batches(size):
+                found[size] = count
+                break
+    return found
