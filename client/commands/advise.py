@@ -19,8 +19,7 @@ from .. import options
 
 DEFAULT = "Partition,Type,GPUs,Nodes,Batch,Wait,Run,Low,High,End,Cost,P,From"
 FIELDS = columns(Choice, capitals=True)
-ASKED = 3
-"""How often Slurm is asked for the waits of those that came first by the waits known before."""
+ASKED = 3  # times, for the waits of what came first by those known before
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,10 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", type=options.job_id, metavar="JOB", help="a job that ran the program")
     parser.add_argument("--deadline", metavar="TIME", help="when it has to be done, such as 20:00 or now+8hours")
     parser.add_argument("--budget", type=float, metavar="COST", help="what it may cost at most")
-    kept = "in how many cases of 100 deadline and budget are to be kept (default: 95)"
+    kept = "the probability that it is done and paid so (default: 95)"
     parser.add_argument("--confidence", type=float, default=95.0, metavar="PERCENT", help=kept)
-    long = "how long the training is, in samples (default: as the job's was)"
-    parser.add_argument("--samples", type=int, default=0, metavar="N", help=long)
+    parser.add_argument(
+        "--samples", type=int, default=0, metavar="N", help="length of the training (default: the job's)"
+    )
     parser.add_argument("--qos", metavar="NAME", help="submit with this QOS, whose UsageFactor counts")
     options.add_output_options(parser, FIELDS, DEFAULT)
 

@@ -1,8 +1,7 @@
 """The answer to `selastic advise`: what a program that was measured here is best submitted with.
 
-Promise: speeds, batches and their doubt are those that a plan would go by; only partitions that take the job's user and
-account are choices. Limit: one kind of GPU an answer, and none on which the program never ran. CPUs, memory, preemption
-and growth are not counted; nodes that are drained now are left out.
+Promise: speeds, batches and doubt are those that a plan goes by; partitions take the job's user and account. Limit: one
+kind of GPU an answer, none on which the program never ran; CPUs, memory, preemption and growth do not count.
 """
 
 import math
@@ -167,7 +166,7 @@ def advise(
             requests[kind] = request_of(store.jobs.get(run) or job)
             measured = Measured(requests[kind], rows, None, reference(store, run, rows))
             try:
-                options += asked.options(measured, replace(basis_of(run, kind), running=None), kind)
+                options += asked.options(measured, basis_of(run, kind), kind)
             except PlanInputError as error:
                 raise NotFound(f"no throughput model can be made of the reports of job {run}: {error}") from None
             sizes = ", ".join(map(str, sorted({row.gpus for row in rows})))
@@ -183,7 +182,7 @@ def advise(
         notes.append(f"one more measurement could change the answer: {more.gpus} GPUs in {more.partition}")
     choices = tuple(asked.choice(one, said, requests[one.gpu_type]) for one, said in shown)
     foretold = ground.would_start is not None
-    return Advice(now=now, job_id=job_id, foretold=foretold, notes=tuple(notes), choices=choices)
+    return Advice(now=now, foretold=foretold, notes=tuple(notes), choices=choices)
 
 
 def _samples(store: Store, job: JobRow) -> int:

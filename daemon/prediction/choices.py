@@ -16,12 +16,9 @@ from statistics import NormalDist, fmean, median_low
 
 from ..optimizer.models.costs import QUANTILE
 
-WHEN_MEASURED = 0.03
-"""Relative 1-sigma of a run's time once its size was measured."""
-HARDLY = 0.1
-"""Less probable than that is what comes last, by how late or too dear it is."""
-WORTH = 1.02
-"""An answer has to be better by so much for a measurement to be worth its while."""
+WHEN_MEASURED, WORTH, HARDLY = 0.03, 1.02, 0.1
+"""Relative 1-sigma of a run's time once it was measured; how much better an answer a measurement has to bring; below
+which probability choices go by how late or too dear they are."""
 
 
 @dataclass(frozen=True, slots=True)

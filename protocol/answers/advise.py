@@ -36,7 +36,6 @@ class Advice:
     """What a program is best submitted with."""
 
     now: float
-    job_id: int = about("the run whose training this is about")
     foretold: bool = about("whether waits are selasticd's forecast; else they are as the caller told them")
     notes: tuple[str, ...] = about("what the choices go by, in sentences")
     choices: tuple[Choice, ...] = about("the best first")
