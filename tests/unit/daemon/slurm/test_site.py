@@ -205,6 +205,18 @@ def test_what_partitions_ask_of_their_jobs_is_read() -> None:
         partitions("PartitionName=a MinNodes=many", members_of)
 
 
+def test_what_gpus_cost_in_a_partition_is_read() -> None:
+    """Weights of CPUs and memory, and what a partition holds, are not taken for it; no weights, no limit is as ever."""
+    priced = (
+        "TRES=cpu=16,gres/gpu=8 MaxTime=2-00:30:00 TRESBillingWeights=CPU=1.0,Mem=0.25G,GRES/gpu=2.5,GRES/gpu:A100=3"
+    )
+    rules, _ = partitions(
+        f"PartitionName=gpu {priced}\nPartitionName=all MaxTime=UNLIMITED TRES=gres/gpu=8", members_of
+    )
+    assert rules["gpu"].billing == {"gres/gpu": 2.5, "gres/gpu:a100": 3.0} and rules["gpu"].max_time_s == 174_600
+    assert rules["all"] == PartitionRules()
+
+
 @pytest.mark.parametrize(
     ("said", "exclusive"),
     [("ExclusiveUser=YES", True), ("ExclusiveUser=NO", False), ("Exclusive=USER", True), ("Exclusive=NODE", False)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from fake_slurm import Component, FakeClient
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.services.queue.service import LEARN_FROM_S
 from slurm_elastic.daemon.slurm.accounting import EndedJob
+from slurm_elastic.daemon.slurm.model import Job
 from slurm_elastic.protocol.codes import EventKind
 from slurm_elastic.protocol.errors import NotFound, SlurmRefused
 
@@ -120,3 +122,21 @@ def test_of_others_jobs_no_more_is_shown_than_slurm_would(tmp_path: Path) -> Non
     reviews.round()
     with pytest.raises(NotFound, match="service queue is off"):
         reviews.controller.queue(Viewer(0))
+
+
+def test_when_one_more_job_would_start_is_foretold(tmp_path: Path) -> None:
+    """Behind those that wait, within bounds; one for which there is never room is not; off, nobody is asked."""
+    review = world(tmp_path, "queue=review")
+    review.rigid(8, name="long")
+    learn(review)
+    ground = review.controller.ground()
+    assert ground.would_start is not None
+    now = review.slurm.now
+    like = Job(0, "PENDING", "nobody", 65534, partition="main", num_nodes=1, gpus=4, gpus_per_node=4)
+    moments = sorted(ground.would_start(like, 60.0))
+    assert len(moments) == 3 and moments[1] - now > 3000
+    assert ground.would_start(replace(like, num_nodes=9, gpus=36), 60.0) == ()
+    review.settings = settings()
+    review.boot()
+    review.round()
+    assert review.controller.ground().would_start is None
