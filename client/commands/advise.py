@@ -12,7 +12,7 @@ from dataclasses import replace
 from slurm_elastic.protocol.answers.advise import Advice, Choice
 from slurm_elastic.protocol.answers.record import columns
 from slurm_elastic.protocol.api.routes import AdviseQuery
-from slurm_elastic.protocol.errors import ConfigError
+from slurm_elastic.protocol.errors import ConfigError, NotFound
 from slurm_elastic.protocol.text.times import parse_time
 
 from .. import options
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--deadline {args.deadline} has passed; accepted: a later time, such as now+8hours")
     factor = _usage_factor(args.qos) if args.qos else 1.0
     query = AdviseQuery(deadline, args.budget, args.confidence, args.samples, args.qos, factor)
-    found, waits = options.ask(Advice, args.job, query), dict[str, str]()
+    found, waits = options.ask(Advice, args.job, query), dict[str, float | str]()
     source = "by selasticd's forecast" if found.foretold else "not counted: Slurm cannot be asked here"
     for _ in range(0 if found.foretold else ASKED):
         asked = {f"{one.partition}/{one.gpus}": one for one in found.choices}
@@ -52,9 +52,13 @@ def run(args: argparse.Namespace) -> int:
         if not new or None in new.values():
             break
         waits |= {name: wait for name, wait in new.items() if wait is not None}
-        told = ",".join(f"{name}/{wait}" for name, wait in waits.items())
-        found = options.ask(Advice, args.job, replace(query, waits=told))
-        source = "by Slurm's own (sbatch --test-only)"
+        refused = [f"Slurm refuses {name}: {wait}" for name, wait in waits.items() if isinstance(wait, str)]
+        told = ",".join(f"{name}/{'' if isinstance(wait, str) else round(wait)}" for name, wait in waits.items())
+        try:
+            found = options.ask(Advice, args.job, replace(query, waits=told))
+        except NotFound as error:
+            raise NotFound(refused[0] if refused else str(error)) from None
+        source = "; ".join(["by Slurm's own (sbatch --test-only)", *refused])
     first = found.choices[0]
     said = f"# {first.gpus} GPUs, batch {first.batch}: cost {first.cost:.3g}, P {first.probability:.0%}, {first.basis}"
     below = [*found.notes, f"WAIT: {source}", "", said, *first.script]
@@ -62,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _wait(choice: Choice, now: float) -> str | None:
-    """Seconds until Slurm would start it; empty: it refuses it; None: it cannot be asked."""
+def _wait(choice: Choice, now: float) -> float | str | None:
+    """Seconds until Slurm would start it, or why it refuses to; None: it cannot be asked."""
     words = " ".join(choice.script).replace("#SBATCH ", "").split()
     asked = ["sbatch", "--test-only", *words, "--wrap=true"]
     try:
@@ -71,9 +75,9 @@ def _wait(choice: Choice, now: float) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     start = re.search(r"to start at (\S+)", said)
-    if start is None:
-        return None if "ontact" in said else ""  # Unable to contact slurm controller
-    return f"{max(0.0, parse_time(start[1], now) - now):.0f}"
+    if start is not None:
+        return max(0.0, parse_time(start[1], now) - now)
+    return None if "ontact slurm" in said else " ".join(said.split())
 
 
 def _usage_factor(qos: str) -> float:
