@@ -19,6 +19,7 @@ FIELDS = columns(Allocation)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "selastic report: what the GPU-hours went into, and how much sooner jobs were done."
     options.add_job_filters(parser)
     group = parser.add_argument_group("which time")
     after = "sizes held after this (default: midnight, with -j: ever, with -s: now)"

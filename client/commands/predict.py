@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import re
 
-from slurm_elastic.protocol.answers.predict import PredictedSize, Prediction, PredictionErrors, ProgramErrors
+from slurm_elastic.protocol.answers.predict import ComesFree, PredictedSize, Prediction, PredictionErrors, ProgramErrors
 from slurm_elastic.protocol.answers.record import columns, shown_id
 from slurm_elastic.protocol.api.routes import MAX_GPUS, PredictQuery
 from slurm_elastic.protocol.codes import model_text
 from slurm_elastic.protocol.errors import ConfigError
+from slurm_elastic.protocol.text.times import format_time
 
 from .. import options
 
@@ -46,7 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how good the last predictions were, a row for each program; its columns: {ERRORS.replace(',', ', ')}",
     )
     parser.add_argument(
-        "--gpus", type=sizes, default=(0, 0), metavar="N|MIN-MAX", help="these sizes (default: those that it accepts)"
+        "--gpus",
+        type=sizes,
+        default=(0, 0),
+        metavar="N|MIN-MAX",
+        help="what if it had these sizes, also ones that it does not accept (default: those that it accepts)",
     )
     parser.add_argument(
         "--type", metavar="TYPE", help="on this kind of GPU, from earlier runs of its program (default: its own kind)"
@@ -93,7 +98,14 @@ def summary(found: Prediction) -> list[str]:
     if rows:
         source = _FROM[any(row.pause_from == "others" for row in rows)]
         lines.append(f"PAUSE ~: not measured for this job yet; {source}")
+    if found.free:
+        ends = (f"{row.gpus} by {format_time(row.at, found.now)} (end of {_job(row)})" for row in found.free)
+        lines.append(f"GPUs come free, unless waiting jobs take them: {', '.join(ends)}")
     return lines
+
+
+def _job(row: ComesFree) -> str:
+    return "another job" if row.job_id is None else f"job {row.job_id}"
 
 
 def _count(number: int, what: str) -> str:

@@ -23,6 +23,7 @@ FIELDS = (*_JOBS, *(column for column in _MOVES if column.name not in {known.nam
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "selastic report: what resizes that were carried out have brought."
     options.add_job_filters(parser)
     options.add_window_options(parser, "from when (default: a day ago; advice is kept for 30 days)")
     parser.set_defaults(starttime=DAY_AGO)
@@ -86,7 +87,7 @@ def _progress(total: ClusterReview) -> str:
 
 
 def _acted(advice: Review) -> str:
-    return f"{_count(advice.acted, 'decision')} of this time were acted on (mode act): see selastic acct"
+    return f"{_count(advice.acted, 'decision')} of this time were acted on: selastic report says what that brought"
 
 
 def _count(number: int, noun: str) -> str:

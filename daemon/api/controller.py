@@ -39,7 +39,7 @@ from ..models.priors import program_of
 from ..optimizer.models.prior import Prior
 from ..planner import fixed_targets
 from ..prediction.advice import Ground
-from ..prediction.sizes import PredictionInputs
+from ..prediction.sizes import PredictionInputs, next_ends
 from ..reports.common import Viewer
 from ..rounds.job_registry import JobRegistry, held_pieces
 from ..rounds.loop import Rounds
@@ -302,16 +302,15 @@ class DaemonController:
     def basis(self, job_id: int, gpu_type: str | None) -> PredictionInputs:
         """What predictions of the job go by: of one that runs, as the last round found it."""
         rounds, row = self.rounds, self.store.jobs.get(job_id)
-        nodes, of = self.jobs.latest().nodes.values(), row.partition.split(",") if row is not None else []
-        sizes = [
-            node.gpus for node in nodes if gpu_type in (None, node.gpu_type) and not set(of).isdisjoint(node.partitions)
-        ]
-        most = max(sizes, default=0)
+        seen, of = self.jobs.latest(), set(row.partition.split(",") if row is not None else ())
+        nodes = {name: node for name, node in seen.nodes.items() if not of.isdisjoint(node.partitions)}
+        most = max((node.gpus for node in nodes.values() if gpu_type in (None, node.gpu_type)), default=0)
         if gpu_type is not None:
             return PredictionInputs(rounds.settings, rounds.priors.on_type(job_id, gpu_type), None, most)
         running = rounds.running_job(job_id) if row is not None and row.end_time is None else None
         pause = partial(rounds.costs.estimate, job_id)
-        return PredictionInputs(rounds.settings, rounds.priors.of_job(job_id), running, most, pause)
+        free = next_ends(seen.jobs.values(), nodes, running) if running is not None else ()
+        return PredictionInputs(rounds.settings, rounds.priors.of_job(job_id), running, most, pause, free)
 
     def ground(self) -> Ground:
         return self.rounds.ground(self.jobs.latest())

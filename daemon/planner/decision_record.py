@@ -346,10 +346,11 @@ _Others = tuple[tuple[int, int, float], ...]
 
 
 def _reports(running: RunningJob) -> dict[int, int]:
-    """By GPUs, how many reports there are."""
+    """By GPUs, how many reports there are; what is declared alone (models/declared.py) is none."""
     counts: dict[int, int] = {}
     for seen in running.state.observations:
-        counts[seen.gpus] = counts.get(seen.gpus, 0) + seen.count
+        if seen.last_at:
+            counts[seen.gpus] = counts.get(seen.gpus, 0) + seen.count
     return counts
 
 

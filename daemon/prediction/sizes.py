@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import math
 import posixpath
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import nsmallest
+from itertools import islice
 
 from slurm_elastic.db.rows import JobRow, ObservationRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import request as elastic_request
-from slurm_elastic.protocol.answers.predict import PredictedSize, Prediction
+from slurm_elastic.protocol.answers.predict import ComesFree, PredictedSize, Prediction
 from slurm_elastic.protocol.answers.record import made_from
 from slurm_elastic.protocol.api.routes import PredictQuery
 from slurm_elastic.protocol.errors import NotFound, RequestError
@@ -40,11 +42,13 @@ from ..optimizer.speedups import speedups_of
 from ..planner.running.job import RunningJob
 from ..planner.running.state import remaining, trusted_noise
 from ..planner.settings import PlannerSettings
-from ..reports.common import Viewer, visible_job
+from ..reports.common import Viewer, may_see, visible_job
+from ..slurm.model import Job
 
 MOST = 16
 """Sizes that are listed of a job that accepts more, where none are asked for."""
 MOST_ASKED = 1000
+NOT_ACCEPTED = "the request does not accept it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class PredictionInputs:
     """GPUs of the largest node that it could get; 0: not known."""
     pause: Callable[[bool], Estimate | None] = lambda requeue: None
     """What a resize costs, by requeue or not, from its own and others'; None: none was measured."""
+    free: tuple[ComesFree, ...] = ()
+    """What next_ends says of a job that runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +80,41 @@ class Measured:
 
 
 def listed(request: ElasticRequest, known: Iterable[int], least: int, most: int) -> list[int]:
-    """The accepted sizes from `least` to `most` (0: any). Where none are asked for and there are more than MOST, the
-    powers of two times the smallest, the largest, and those `known`, up to twice the largest known."""
-    sizes = [size for size in request.sizes() if request.batches(size)]
+    """The sizes from `least` to `most` (0: as far as it accepts any) that lie as far apart as those it accepts; where
+    none do, all from which a batch can be shared out. Where none are asked for those that it accepts; of more than
+    MOST the powers of two times the smallest, the largest, and those `known`, up to twice the largest known."""
     if least or most:
-        return [size for size in sizes if least <= size <= (most or size)][:MOST_ASKED]
+        least, most = max(1, least), most or request.max_gpus
+        apart = range(least + (request.min_gpus - least) % request.step, most + 1, request.step)
+        for asked in (apart, range(least, most + 1)):
+            fit = (size for size in asked if size % request.group == 0 and request.batches(size))
+            if sizes := list(islice(fit, MOST_ASKED)):
+                return sizes
+        return []
+    sizes = [size for size in request.sizes() if request.batches(size)]
     if len(sizes) <= MOST:
         return sizes
     reach = max(2 * max(known, default=sizes[0]), sizes[0])
     ladder = {sizes[0] << n for n in range(32)}
     return [size for size in sizes if size in known or (size <= reach and size in ladder)]
+
+
+def next_ends(jobs: Iterable[Job], nodes: Collection[str], job: RunningJob) -> tuple[ComesFree, ...]:
+    """The NEAREST jobs that end next, of those that hold GPUs of its kind on these nodes and are not its own pieces."""
+    own = {job.job.job_id, *(piece.slurm_job_id for piece in job.pieces)}
+    kinds = {"", *(piece.gpu_type for piece in job.pieces)}
+    found = []
+    for other in jobs:
+        count = other.gpus_per_node * sum(node in nodes for node in other.nodes)
+        if (
+            other.running
+            and count
+            and other.ends_at is not None
+            and other.gpu_type in kinds
+            and other.job_id not in own
+        ):
+            found.append(ComesFree(at=other.ends_at, gpus=count, job_id=other.job_id))
+    return tuple(nsmallest(NEAREST, found, key=lambda each: (each.at, each.job_id)))
 
 
 def model_of(measured: Measured, basis: PredictionInputs) -> ThroughputModel:
@@ -154,7 +185,7 @@ def _row(
     seen = _observed(measured.rows, size, batch)
     return made_from(
         PredictedSize,
-        way(size, basis),
+        way(size, basis) if measured.request.accepts(size) else Way(NOT_ACCEPTED),
         gpus=size,
         nodes=nodes,
         batch=batch,
@@ -291,7 +322,14 @@ def predict(
         samples_left=samples_left(measured, report.batch, now) if report else None,
         input_wait_share=report.input_wait_share if report else None,
         sizes=predicted(model, measured, sizes, basis, now),
+        free=tuple(_named(store, viewer, each) for each in basis.free),
     )
+
+
+def _named(store: Store, viewer: Viewer, free: ComesFree) -> ComesFree:
+    """Without the job where Slurm hides it from them."""
+    job = store.jobs.get(free.job_id or 0)
+    return free if not viewer.private or (job is not None and may_see(viewer, job)) else replace(free, job_id=None)
 
 
 def request_of(job: JobRow) -> ElasticRequest:
@@ -306,7 +344,7 @@ def _no_size(request: ElasticRequest, query: PredictQuery) -> str:
     middle = (query.least + (query.most or query.least)) / 2
     near = sorted(request.sizes(), key=lambda size: (abs(size - middle), size))[:NEAREST]
     sizes = ", ".join(map(str, sorted(near)))
-    return f"gpus={asked} holds no size that the job accepts ({request.text()}); nearest: {sizes}"
+    return f"gpus={asked} holds no size at which its batch can be shared out ({request.text()}); nearest: {sizes}"
 
 
 def _elsewhere(store: Store, job: JobRow, own: tuple[str, str] | None, gpu_type: str) -> list[ObservationRow]:

@@ -76,6 +76,15 @@ class PredictedSize:
 
 
 @record
+class ComesFree:
+    """GPUs in the job's partitions that another job will free."""
+
+    at: float = about("when at the latest, by that job's time limit")
+    gpus: int
+    job_id: int | None = about("that job; None: hidden from who asks")
+
+
+@record
 class Prediction:
     """What a job would do at other sizes."""
 
@@ -100,6 +109,7 @@ class Prediction:
     samples_left: float | None = about("until its training ends; not known where its script does not say that")
     input_wait_share: float | None = about("share of a step that waits for input, last report")
     sizes: tuple[PredictedSize, ...]
+    free: tuple[ComesFree, ...] = about("the next jobs whose end frees GPUs that it could grow by", default=())
 
 
 @record

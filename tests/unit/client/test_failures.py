@@ -39,7 +39,11 @@ SELASTIC = [sys.executable, "-m", "slurm_elastic.client.main"]
         (["predict", "99"], 1, "job 99 is not known"),
         (["predict", "1218"], 1, "job 1218 belongs to another user"),
         (["predict", "1221"], 1, "nothing was measured of job 1221: it has sent no report"),
-        (["predict", "1215", "--gpus", "9:12"], 1, "gpus=9:12 holds no size that the job accepts"),
+        (
+            ["predict", "1215", "--gpus", "1000000"],
+            1,
+            "gpus=1000000 holds no size at which its batch can be shared out",
+        ),
         (
             ["predict", "1215", "--gpus", "4:2"],
             2,

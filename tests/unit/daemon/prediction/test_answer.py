@@ -15,7 +15,7 @@ from slurm_elastic.daemon.prediction.sizes import PredictionInputs, predict
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.answers.predict import Prediction
+from slurm_elastic.protocol.answers.predict import ComesFree, Prediction
 from slurm_elastic.protocol.api.routes import PredictQuery
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 
@@ -66,11 +66,13 @@ def test_the_answer_says_how_much_of_it_is_a_straight_lines(history: Store) -> N
 
 
 def test_sizes_are_chosen(history: Store) -> None:
-    """A range gives every accepted size in it; none that the job accepts is refused with the nearest."""
+    """A range gives every size in it, also those that the request does not accept; one at which no batch can be shared
+    out is refused with the nearest."""
     assert [row.gpus for row in asked(history, least=3, most=6).sizes] == [3, 4, 5, 6]
     assert [row.gpus for row in asked(history, least=30).sizes] == [30, 31, 32]
-    with pytest.raises(NotFound, match=r"gpus=64 holds no size that the job accepts \(.*\); nearest: 30, 31, 32"):
-        asked(history, least=64, most=64)
+    assert [row.note for row in asked(history, least=64, most=64).sizes] == ["the request does not accept it"]
+    with pytest.raises(NotFound, match=r"gpus=9999999 holds no size at which .* \(.*\); nearest: 30, 31, 32"):
+        asked(history, least=9_999_999, most=9_999_999)
 
 
 def test_another_kind_of_gpu_takes_a_run_of_the_same_program(history: Store) -> None:
@@ -83,6 +85,17 @@ def test_another_kind_of_gpu_takes_a_run_of_the_same_program(history: Store) -> 
     assert (answer.gpu_type, answer.reports) == ("h100", 163)
     assert {row.gpus for row in answer.sizes if row.observed} == {4, 8, 16, 20, 24}
     assert asked(history, type="a100").reports == asked(history).reports == 147
+
+
+def test_who_frees_gpus_is_told_to_those_who_may_see_it(history: Store) -> None:
+    """With a time; where Slurm hides others' jobs without the job."""
+    ends = (ComesFree(at=END + 60, gpus=8, job_id=11), ComesFree(at=END + 90, gpus=4, job_id=99))
+    basis = PredictionInputs(Settings(), SHIPPED, free=ends)
+    said = summary(predict(history, lambda *_: basis, 12, Viewer(BOB), PredictQuery(), END))[-1]
+    assert "unless waiting jobs take them: 8 by " in said and "(end of job 11), 4 by " in said and "job 99" in said
+    hidden = predict(history, lambda *_: basis, 12, Viewer(BOB, private=True), PredictQuery(), END)
+    assert [end.job_id for end in hidden.free] == [None, None]
+    assert summary(hidden)[-1].count("(end of another job)") == 2
 
 
 def test_time_left_follows_the_throughput(history: Store) -> None:

@@ -22,6 +22,7 @@ def test_a_declared_curve_is_planned_with(world: World) -> None:
     first = hold(world, "gpus=4-32,step=4,speedup=0.6")
     world.settle()
     assert first.gpus == 32
+    assert world.store.decisions.last(first.job_id).evidence["reports_from"] == 0
     second = hold(world, "gpus=4-32,step=4,speedup=0.95")
     world.settle(80)
     assert second.gpus > first.gpus >= 4
