@@ -21,6 +21,7 @@ from pathlib import Path
 from slurm_elastic.protocol.answers.history import Allocation, Usage, UsageJob
 from slurm_elastic.protocol.answers.record import Column, about, columns, made_from, record, shown_id
 from slurm_elastic.protocol.api.routes import WindowQuery
+from slurm_elastic.protocol.codes import Reason
 from slurm_elastic.protocol.errors import ConfigError, ElasticError
 from slurm_elastic.protocol.text.tables import digits
 from slurm_elastic.protocol.text.times import span
@@ -49,6 +50,12 @@ class Hours:
     comm: float = about("in communication that nothing hides", Column("Comm", form=digits()))
     pauses: float = about("in pauses of resizes", Column("Pauses", form=digits()))
     idle: float = about("with no training process: before, between and after worlds", Column("Idle", form=digits()))
+    spare: float = about(
+        "of what was held, beyond the size that the jobs began with and in use by nobody when it was taken; it would"
+        " probably have stood idle",
+        Column("Spare", form=digits()),
+    )
+    back: float = about("below the size that the jobs began with: given back for others", Column("Back", form=digits()))
     sooner_s: float | None = about(
         "seconds less than at the size that the jobs began with; None: they kept it, or its speed is not known",
         Column("Sooner", help="how much sooner the jobs were done than at the size that they began with", cell=_sooner),
@@ -125,6 +132,11 @@ def summary(rows: Iterable[Hours]) -> list[str]:
              "in pauses": whole.pauses, "with no process": whole.idle}  # fmt: skip
     shares = ", ".join(f"{hours / whole.held:.1%} {what}" for what, hours in parts.items() if whole.held and hours)
     lines = [f"{digits()(whole.held)} GPU-hours were held: {shares}"]
+    if whole.spare or whole.back:
+        lines.append(
+            f"beyond the sizes that jobs began with {digits()(whole.spare)} GPU-hours of these would have stood idle;"
+            f" below them {digits()(whole.back)} were given back for others"
+        )
     if whole.sooner_s is not None:
         word, each = ("sooner", "less") if whole.sooner_s >= 0 else ("later", "more")
         lines.append(
@@ -149,16 +161,34 @@ def _of_job(usage: Usage, job: UsageJob, own: list[Stretch]) -> Hours:
     gaps += [(before.gpus, max(0.0, after.start - before.end)) for before, after in pairwise(own)]
     idle = sum(gpus * seconds for gpus, seconds in gaps) / 3600
     trained = sum(row.gpu_hours for row in own)
+    spare, back = _beside_first(own, _first(usage, job).gpus)
     sooner, doubt = _gain(usage, job, own)
     return Hours(
         of=shown_id(job), name=job.name or "", held=trained + idle, trained=trained - pauses - waits - comm,
-        input=waits, comm=comm, pauses=pauses, idle=idle, sooner_s=sooner, doubt_s=doubt,
+        input=waits, comm=comm, pauses=pauses, idle=idle, spare=spare, back=back, sooner_s=sooner, doubt_s=doubt,
     )  # fmt: skip
+
+
+def _first(usage: Usage, job: UsageJob) -> Allocation:
+    """With which the job began."""
+    return min((row for row in usage.allocations if row.job_id == job.job_id), key=lambda row: row.start or 0.0)
+
+
+def _beside_first(own: list[Stretch], first: int) -> tuple[float, float]:
+    """GPU-hours (beyond the first size in GPUs that were idle when they were taken, below it)."""
+    spare, before, beyond, below = 0, first, 0.0, 0.0
+    for row in own:
+        idle = row.allocation.reason == Reason.GROW_IDLE.value
+        spare = max(0, min(spare + max(0, row.gpus - before) * idle, row.gpus - first))
+        beyond += spare * row.seconds / 3600
+        below += max(0, first - row.gpus) * row.seconds / 3600
+        before = row.gpus
+    return beyond, below
 
 
 def _gain(usage: Usage, job: UsageJob, own: list[Stretch]) -> tuple[float | None, float | None]:
     """(seconds sooner, their deviation), by the speed at the first size: as measured there, or as the model has it."""
-    first = min((row for row in usage.allocations if row.job_id == job.job_id), key=lambda row: row.start or 0.0)
+    first = _first(usage, job)
     changed = any((row.gpus, row.allocation.batch) != (first.gpus, first.batch) for row in own)
     point = next((point for point in job.curve if point.gpus == first.gpus), None)
     seen = next((m.samples_per_s for m in job.measured if (m.gpus, m.batch) == (first.gpus, first.batch)), None)

@@ -94,6 +94,20 @@ def test_hours_are_accounted_for(course: Usage) -> None:
     assert hours(alone, "job")[0].sooner_s is None and small.name == "vit-large"
 
 
+def test_hours_beside_the_first_size(course: Usage) -> None:
+    """Beyond it what was idle when it was taken, while the job kept it, and not what another elastic job had; below
+    it what was given back."""
+    chars, digits_, _ = hours(course, "job")
+    rest = sample_history.END - 600 - sample_history.START - 7000
+    assert chars.spare == pytest.approx((20 * 1300 + 12 * 3100 + 4 * 2000 + 16 * rest) / 3600)
+    assert (chars.back, digits_.spare, digits_.back) == (0.0, 0.0, 0.0)
+    first = next(one for one in course.allocations if one.job_id == 12)
+    larger = tuple(replace(one, gpus=12) if one == first else one for one in course.allocations)
+    row = hours(replace(course, allocations=larger), "job")[1]
+    left = sample_history.END - sample_history.START - 1800 - 6000
+    assert (row.spare, row.back) == (0.0, pytest.approx((4 * 5100 + 8 * left) / 3600))
+
+
 @pytest.mark.parametrize(
     ("by", "names"),
     [("user", ["alice", "bob"]), ("account", ["lab"]), ("cluster", ["all"]), ("month", ["2026-09"])],
@@ -105,7 +119,8 @@ def test_hours_by_whose_they_were(by: str, names: list[str], course: Usage) -> N
     assert sum(row.held for row in groups) == pytest.approx(sum(row.held for row in each))
     whole = hours(course, "cluster")[0]
     assert whole.doubt_s == pytest.approx(sum((row.doubt_s or 0.0) ** 2 for row in each) ** 0.5)
-    first, second = summary(groups)
+    first, spare, second = summary(groups)
+    assert f"began with {digits()(whole.spare)} GPU-hours of these would have stood idle" in spare
     assert first.startswith(f"{digits()(whole.held)} GPU-hours were held: ") and "% in computing" in first
     assert "sooner in all, give or take" in second
     assert summary([]) == ["no job trained in this time"]
