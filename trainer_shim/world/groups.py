@@ -28,7 +28,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from ..control.worker_client import EXIT_LOST
 from . import objects
 
-ABORTS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 7)
+_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+ABORTS = _VERSION >= (2, 7)
 """Whether a communicator can be aborted and the process go on: with NCCL from 2.26.2 on, which torch 2.7 brings."""
 SAVING = datetime.timedelta(minutes=10)
 """Bound of a single collective of a save: the slowest rank's writing."""
@@ -37,6 +38,8 @@ ON_GPU = datetime.timedelta(minutes=60)
 ENDING_S = 10.0
 """The longest to wait for the communicators of the world before the last to end."""
 LOOK_S = 0.01
+IDLE_S = 0.0 if _VERSION >= (2, 5) else 0.2
+"""For gloo's threads to let go of a tensor, which takes the GIL: torch 2.4 holds that until they have ended."""
 SPAN = 1000
 """Groups that one slot has numbers for."""
 FIRST = 0
@@ -180,7 +183,7 @@ class Groups:
         else:
             ending, _left[:] = (held, _left) if broken else (list(_left), held)
             # Not a daemon thread: one that comes back from gloo into an interpreter that ends aborts the process.
-            threading.Thread(target=ending.clear, name="selastic-group-end").start()
+            threading.Thread(target=_let_go, args=(ending,), name="selastic-group-end").start()
 
     def settle(self) -> None:
         """From now on number alike with all worlds that were settled before, in the first slot: those that form beside
@@ -307,7 +310,7 @@ def _abort(groups: list[Any]) -> None:
         for nccl in together:
             nccl._group_end()
         with contextlib.suppress(RuntimeError):  # the interpreter ends
-            threading.Thread(target=groups.clear, name="selastic-group-end").start()
+            threading.Thread(target=_let_go, args=(groups,), name="selastic-group-end").start()
 
     threading.Thread(target=abort, name="selastic-group-abort", daemon=True).start()
 
@@ -315,6 +318,7 @@ def _abort(groups: list[Any]) -> None:
 def _end(groups: list[Any]) -> None:
     """Shut them down, those made last first as torch does, and let go of them. A communicator finishes first what it
     was given, so that one with a lost rank does not end by itself: after ENDING_S it is aborted."""
+    time.sleep(IDLE_S)
     while groups:
         group = groups.pop()
         if _communicator(group) is None:
@@ -327,6 +331,11 @@ def _end(groups: list[Any]) -> None:
                 _say(f"communicators of an older world have not ended within {ENDING_S:g} s: they are aborted")
                 _abort([group])
         del group
+
+
+def _let_go(groups: list[Any]) -> None:
+    time.sleep(IDLE_S)
+    groups.clear()
 
 
 def _shut_down(group: Any) -> None:

@@ -298,8 +298,17 @@ def _is_of_pairs(node: Any, rows: set[int]) -> bool:
     """Whether a node is a product of each row of the batch with each, and of no parameter."""
     if node.name() not in ("MmBackward0", "CdistBackward0"):
         return False
-    shape, operands = tuple(node._input_metadata[0].shape), [entry for entry, _ in node.next_functions]
+    shape, operands = _shape_of(node), [entry for entry, _ in node.next_functions]
     turned = [other for other in operands if other is not None and other.name() in TURNS]
     operands += [entry for other in turned for entry, _ in other.next_functions]
     parameters = any(entry is not None and entry.name() == "torch::autograd::AccumulateGrad" for entry in operands)
     return shape[0] == shape[1] and shape[0] in rows and shape[0] > 1 and not parameters
+
+
+def _shape_of(node: Any) -> tuple[int, ...]:
+    """Of what such a node gives."""
+    if hasattr(node, "_input_metadata"):  # from torch 2.5 on
+        return tuple(node._input_metadata[0].shape)
+    if node.name() == "MmBackward0":
+        return node._saved_self_sym_sizes[0], node._saved_mat2_sym_sizes[1]
+    return tuple(node._saved_result.shape)
