@@ -17,8 +17,6 @@ Accelerator's public methods, and writes the rank into its state; tested with 1.
 # mypy: disallow-subclassing-any=False
 # The library's types are not looked at: it need not be installed.
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable, Iterator
@@ -44,22 +42,10 @@ from .state.trackers import Tracker
 
 TRIED = "1.15"
 REPLACED = (
-    "prepare",
-    "backward",
-    "accumulate",
-    "unwrap_model",
-    "register_for_checkpointing",
-    "save_state",
-    "load_state",
-    "register_save_state_pre_hook",
-    "register_load_state_pre_hook",
-    "init_trackers",
-    "log",
-    "get_tracker",
-    "end_training",
-    "clip_grad_norm_",
-    "get_state_dict",
-)
+    "prepare", "backward", "accumulate", "unwrap_model", "register_for_checkpointing", "save_state", "load_state",
+    "register_save_state_pre_hook", "register_load_state_pre_hook", "init_trackers", "log", "get_tracker",
+    "end_training", "clip_grad_norm_", "get_state_dict"
+)  # fmt: skip
 _HOOKS = (
     "a hook of accelerator.register_{}_state_pre_hook(), called without models, which the job keeps by itself, {}; "
     "accepted: hooks that save and load the rest, or none and accelerator.register_for_checkpointing(part)"

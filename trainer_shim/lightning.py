@@ -13,8 +13,6 @@ parts of Lightning that are not its public interface; tested with 2.6.
 # mypy: disallow-subclassing-any=False
 # Lightning's types are not looked at: it need not be installed.
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ everything a framework does around its steps (logging, evaluation, hooks) falls 
 over one dataset is one epoch.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any

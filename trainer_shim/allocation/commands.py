@@ -4,8 +4,6 @@ Every command runs in an environment without the batch job's SLURM_ variables: s
 their defaults from a job that has changed since, or is not the one meant.
 """
 
-from __future__ import annotations
-
 import re
 import site
 import sys

@@ -5,8 +5,6 @@ when the job uses it no more. At the end Slurm itself is asked for what still ca
 nothing. Should the whole host die, the agents on the companions (and selasticd) see to their end.
 """
 
-from __future__ import annotations
-
 import getpass
 import re
 import subprocess

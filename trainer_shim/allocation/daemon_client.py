@@ -7,34 +7,18 @@ Where one side does not understand the other, the daemon is told, with what trai
 called off. It resizes nothing until a registration without a refusal: tried when the daemon was away, or after an hour.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
-from slurm_elastic.protocol import codec
+from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.api import routes
 from slurm_elastic.protocol.api.client import Busy, Client, MessageRefused
 from slurm_elastic.protocol.api.munge import MungeError
 from slurm_elastic.protocol.api.routes import ResizeQuery
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed
-from slurm_elastic.protocol.messages import (
-    CHECKPOINTED,
-    ENDING,
-    STALLED,
-    STEPS_AGAIN,
-    Grant,
-    Happening,
-    Phase,
-    Rate,
-    Registration,
-    Report,
-    Reports,
-    Resize,
-)
 
 MAX_REPORTS = 1000
 MAX_SAID = 200
@@ -43,7 +27,7 @@ POLL_S = 50.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
 LONGEST_REFUSAL = 1000
-KNOWN_SINCE = {STALLED: 3, STEPS_AGAIN: 3, CHECKPOINTED: 4, ENDING: 5}
+KNOWN_SINCE = {messages.STALLED: 3, messages.STEPS_AGAIN: 3, messages.CHECKPOINTED: 4, messages.ENDING: 5}
 """The first version of the messages with these phases: an older daemon is not told of them."""
 HAPPENINGS_SINCE = 6
 """The first version that has `Happening` and `Rate` in place of phases."""
@@ -59,21 +43,21 @@ class DaemonClient:
         self,
         client: Client,
         job_id: int,
-        resize: Callable[[Resize], None],
+        resize: Callable[[messages.Resize], None],
         said: Callable[[str], None],
-        registered: Callable[[Grant], None],
+        registered: Callable[[messages.Grant], None],
         silent: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._client, self._job_id = client, job_id
         self._resize, self._said, self._registered, self._silent = resize, said, registered, silent
         self._changed = threading.Condition()
-        self._registration: Registration | None = None
-        self._grant: Grant | None = None
-        self._told: deque[Happening | Rate] = deque()
-        self._reports: deque[Report] = deque(maxlen=MAX_REPORTS)
+        self._registration: messages.Registration | None = None
+        self._grant: messages.Grant | None = None
+        self._told: deque[messages.Happening | messages.Rate] = deque()
+        self._reports: deque[messages.Report] = deque(maxlen=MAX_REPORTS)
         self._closing = self._known = False
         self._seen = (0, False)
-        self._order: Resize | None = None
+        self._order: messages.Resize | None = None
         self._refusal, self._refused_at = "", 0.0
         self._grant_unreadable = False
         self._last_said = ""
@@ -85,13 +69,13 @@ class DaemonClient:
         for thread in self._threads:
             thread.start()
 
-    def update_registration(self, registration: Registration) -> None:
+    def update_registration(self, registration: messages.Registration) -> None:
         """What trains now; nothing is sent before the first call."""
         with self._changed:
             self._registration = registration
             self._changed.notify_all()
 
-    def tell(self, said: Happening | Rate) -> None:
+    def tell(self, said: messages.Happening | messages.Rate) -> None:
         """Queue it. Before the first registration it is left out: selasticd does not know the job."""
         with self._changed:
             if self._registration is not None:
@@ -100,7 +84,7 @@ class DaemonClient:
                 self._told.append(said)
                 self._changed.notify_all()
 
-    def report(self, report: Report) -> None:
+    def report(self, report: messages.Report) -> None:
         with self._changed:
             self._reports.append(report)
             self._changed.notify_all()
@@ -161,7 +145,7 @@ class DaemonClient:
         message = dataclasses.replace(registration, refusal=refusal)
         answer = self._client.call(routes.REGISTER, self._job_id, message=message)
         try:
-            grant = codec.decode(Grant, answer)
+            grant = codec.decode(messages.Grant, answer)
         except codec.WireError as error:
             self._grant_unreadable = True
             self._refuse(str(error))
@@ -180,7 +164,7 @@ class DaemonClient:
         how = "manages this job" if grant.managed else "does not manage this job"
         self._say_once(f"selasticd {how}" + (f": {grant.reason}" if grant.reason else ""))
 
-    def _deliver(self, grant: Grant) -> None:
+    def _deliver(self, grant: messages.Grant) -> None:
         with self._changed:
             said = self._told[0] if self._told else None
             reports = () if said else tuple(self._reports)[:REPORTS_AT_ONCE]
@@ -191,19 +175,19 @@ class DaemonClient:
                     self._told.popleft()
                 self._changed.notify_all()
         elif reports:
-            self._client.call(routes.REPORTS, self._job_id, message=Reports(reports), token=grant.token)
+            self._client.call(routes.REPORTS, self._job_id, message=messages.Reports(reports), token=grant.token)
             with self._changed:
                 for report in reports:
                     if self._reports and self._reports[0] is report:
                         self._reports.popleft()
                 self._changed.notify_all()
 
-    def _deliver_one(self, grant: Grant, said: Happening | Rate) -> None:
+    def _deliver_one(self, grant: messages.Grant, said: messages.Happening | messages.Rate) -> None:
         if grant.version >= HAPPENINGS_SINCE:
-            route = routes.RATES if isinstance(said, Rate) else routes.HAPPENINGS
+            route = routes.RATES if isinstance(said, messages.Rate) else routes.HAPPENINGS
             self._client.call(route, self._job_id, message=said, token=grant.token)
             return
-        phase = Phase.of(said)
+        phase = messages.Phase.of(said)
         if grant.version >= KNOWN_SINCE.get(phase.phase, 0):
             self._client.call(routes.PHASES, self._job_id, message=phase, token=grant.token)
 
@@ -237,13 +221,13 @@ class DaemonClient:
             if self._refusal and time.monotonic() - self._refused_at > REFUSAL_S:
                 self._begin_again()
 
-    def _poll(self, grant: Grant) -> None:
+    def _poll(self, grant: messages.Grant) -> None:
         query = ResizeQuery(self._seen[0], POLL_S)
         answer = self._client.call(routes.RESIZE, self._job_id, query, token=grant.token, timeout=POLL_S + 10)
         if answer is None:
             return
         try:
-            resize = codec.decode(Resize, answer)
+            resize = codec.decode(messages.Resize, answer)
         except codec.WireError as error:
             self._refuse(str(error))
             self._pause()
@@ -312,6 +296,12 @@ class DaemonClient:
 
 
 Connect = Callable[
-    [Callable[[Resize], None], Callable[[str], None], Callable[[Grant], None], Callable[[float], None]], DaemonClient
+    [
+        Callable[[messages.Resize], None],
+        Callable[[str], None],
+        Callable[[messages.Grant], None],
+        Callable[[float], None],
+    ],
+    DaemonClient,
 ]
 """resize, said, registered, silent: see DaemonClient."""

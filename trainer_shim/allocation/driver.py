@@ -5,8 +5,6 @@ what is in the job directory are its own; everything else can be seen from Slurm
 where its machine has actions, or its agents messages, of their own.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

@@ -4,8 +4,6 @@ A batch job that is requeued finds its directory again and goes on; a second `se
 gets one of its own. The directory has to be on a file system that all nodes of the job share.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -4,8 +4,6 @@ Both can do the same, so everything above them (the state machine, resizes, rest
 "companion" is one more local agent. Nothing here decides.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

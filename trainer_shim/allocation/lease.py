@@ -6,8 +6,6 @@ has crashed): there the lease counts as long as it is renewed. Who finds another
 Limit: on a mount without locks two that begin in the same second on two hosts both run until the next renewal.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -6,8 +6,6 @@ the one before has left behind is over: workers write what they have trained, an
 was upgraded meanwhile it is of the new build, and so is the parent. Limit: not where the whole batch script is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -3,8 +3,6 @@
 The environment of a batch script is not believed: after a resize it is stale, Slurm's own record is not.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

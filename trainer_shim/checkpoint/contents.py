@@ -5,8 +5,6 @@ that the process itself has given to torch.serialization.add_safe_globals() are 
 it is made is its own business.
 """
 
-from __future__ import annotations
-
 import codecs
 import io
 import pickle

@@ -3,8 +3,6 @@
 Two checkpoints are kept while a third is written. Limit: a quota is only seen when it is reached.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ loading checks them and falls back to the older checkpoint. What fails leaves no
 older checkpoint gives way (disk_space.py). Written by one process at a time, read by any.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -6,8 +6,6 @@ makes the next one. On one node a lock of the kernel does the same. Limit: what 
 of a dead worker takes STALE_S, and that long nobody else begins.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -6,8 +6,6 @@ torch's own exchange of objects asks nobody who sent them. Sealed means verified
 else uses the group that is handed in: writing runs beside the training's own collectives.
 """
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ holds parts they are written before it. Periodic ones are taken at a step that a
 on rank 0, when no step comes, on the client's thread.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

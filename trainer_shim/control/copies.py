@@ -4,8 +4,6 @@ Each copy would train everything, so more than one is refused. Limit: a launcher
 not seen here; under `selastic run` the lease on the job directory (supervisor/lease.py) stops all copies but one.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

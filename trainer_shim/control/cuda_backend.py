@@ -4,8 +4,6 @@ NCCL refuses two workers on one GPU. gloo goes through host memory, slower, and 
 of one (MIG, shards).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from slurm_elastic.protocol.errors import ConfigError

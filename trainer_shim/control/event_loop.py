@@ -4,8 +4,6 @@ Callbacks run one after another and must not block. Signals and other threads on
 program runs inside a signal handler. `signals` need the main thread.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import heapq

@@ -5,8 +5,6 @@ the supervisor answers that. A proof is good for one connection, one direction a
 it for nothing. Limit: what is said afterwards is neither hidden nor sealed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

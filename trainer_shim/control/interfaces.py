@@ -3,8 +3,6 @@
 Limit: Linux.
 """
 
-from __future__ import annotations
-
 import ctypes
 import ipaddress
 import socket

@@ -5,8 +5,6 @@ kernel shows to their user alone, and take it out: nothing that a script starts 
 the environment of a step to its nodes as it carries everything, encrypted only where the site has set that up.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping, MutableMapping
 

@@ -4,8 +4,6 @@ Only a peer that proves, in its first message, to have the job's key is listened
 raises here. Messages of one connection arrive in order; between connections there is no order.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

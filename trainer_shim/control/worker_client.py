@@ -7,8 +7,6 @@ supervisor is gone: the worker leaves with code 75 after its next step, or after
 No torch here.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import socket

@@ -5,8 +5,6 @@ and takes no more memory than its few unproven connections. Limit: who can chang
 seals of entries alone (world/stores).
 """
 
-from __future__ import annotations
-
 import base64
 import datetime
 import secrets

@@ -5,8 +5,6 @@ in a file and tells the supervisor of every exit. Without its supervisor it wait
 leave; on a companion it then also cancels its own Slurm job, so that a companion never outlives its base.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -5,8 +5,6 @@ end of the connection is closed, with everything written that could be. Limit: m
 does not take are lost; how many lines is told in the file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -5,8 +5,6 @@ after a restart, runs that copy under the file's own name. What is installed is 
 module of processes that are spawned, not forked, and files that are read as data, are those of the moment.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.util

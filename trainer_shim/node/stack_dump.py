@@ -5,8 +5,6 @@ none answers that is stopped, or in a system call that no signal interrupts; and
 gets it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import os

@@ -4,8 +4,6 @@ Interpreter teardown is skipped (it costs up to a second with torch), exit handl
 of a script that is as it was under torchrun is said once more in words that say what to write instead.
 """
 
-from __future__ import annotations
-
 import atexit
 import builtins
 import ctypes

@@ -1,8 +1,6 @@
 """How long a training may go without a step before it counts as one that hangs: for who watches it from outside
 (supervisor/hang_detection) and for who watches its GPU (training/guards/device_watch). Pure."""
 
-from __future__ import annotations
-
 USUAL_STEPS = 30
 """So many usual steps without one are a hang, where that is longer than what `selastic run` was told."""
 FIRST_STEPS_S = 1800.0

@@ -4,8 +4,6 @@ Each rank averages the parts that it holds. After a resize, or from a checkpoint
 takes its parts with the next update. Limit: parameters only, as torch's AveragedModel without use_buffers.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What join() and wrap() were given: which strategy and reduction are meant, and whether they go together."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any, NamedTuple
 

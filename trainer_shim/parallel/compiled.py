@@ -8,8 +8,6 @@ DistributedDataParallel over a group that communicates nothing. All compile into
 job.wrap() or job.replicate(); inputs of tensors, numbers, strings and lists of these.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -6,8 +6,6 @@ DistributedDataParallel's gradient all-reduce, and its "gradient" is whatever th
 The user's module is never changed: its state_dict has no prefix and knows nothing of the hidden parameter.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 import time

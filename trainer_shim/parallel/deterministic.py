@@ -8,8 +8,6 @@ are held in memory, and where shards per rank are no power of two more of them t
 one version of torch throughout; on CPUs one thread; kernels that torch knows as nondeterministic are refused.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -6,8 +6,6 @@ so. Limits: a rank's old parts stay in host memory until the new world's first s
 root stays the same object).
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import inspect

@@ -4,8 +4,6 @@ Nothing here runs in a step that is not measured, and nothing waits for a GPU: n
 have arrived.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

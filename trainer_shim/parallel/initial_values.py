@@ -5,8 +5,6 @@ of ranks, and no rank ever has more than one module beside its parts. Limits: a 
 its reset_parameters() does to those of its submodules is not seen.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Callable, Collection

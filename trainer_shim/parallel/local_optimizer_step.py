@@ -5,8 +5,6 @@ first step of a world, and much of a small model's step in every later one. A ru
 the same bits on the parts alone. After the step the optimizer's parameters and state are parts of tensors again.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

@@ -7,8 +7,6 @@ Every rank has to call the model equally often: one with fewer micro batches com
 Limit: a loss that uses parameters themselves, beside the model's result, counts as a mean over the ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

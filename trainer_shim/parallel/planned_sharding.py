@@ -5,8 +5,6 @@ model is whole: to_empty() leaves one on the meta device there, as it gets its m
 world of one rank it stays whole; unshard() and its like do nothing.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable

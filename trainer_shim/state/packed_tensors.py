@@ -1,8 +1,6 @@
 """Structures of dicts and lists, apart from the tensors in them, which travel or are copied separately, small ones side
 by side. Pure."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence

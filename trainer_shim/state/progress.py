@@ -1,7 +1,5 @@
 """How far the training is: what a checkpoint and a joining rank continue from. A plain value."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -5,8 +5,6 @@ Between hold() and the next one the state is what they were then, whatever the s
 are copied, tensors by way of host memory, so they are for counters and best results and not for weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 

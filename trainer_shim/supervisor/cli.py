@@ -3,8 +3,6 @@
 Works inside a Slurm batch job and, without Slurm, on one machine. `--dry-run` only shows what would be started.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """The supervisor of one training: what its driver does beside holding nodes. It speaks with workers."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 from collections.abc import Callable, Mapping

@@ -6,8 +6,6 @@ computes for long looks like one that hangs, and the sentence says where it comp
 there, or compute.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ its gradient: a step that any rank has finished is on every rank's record. Limit
 for proofs, not for production.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

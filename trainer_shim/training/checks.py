@@ -1,7 +1,5 @@
 """Wrong uses that would train something else than meant, without an error: named in the first step, or before it."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

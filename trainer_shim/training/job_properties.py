@@ -1,7 +1,5 @@
 """What a script may ask its job: where it is, how far, with which batch and rate. Nothing here changes anything."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

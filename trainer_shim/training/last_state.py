@@ -4,8 +4,6 @@ That step may take longer than the job has left, or wait for ranks that are gone
 holds all of a model that is cut up over ranks; buffers that a forward pass changes are those of the step under way.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time

@@ -4,8 +4,6 @@ Between steps the optimizers hold the rates that the script and its schedulers g
 only while a step is taken. So a scheduler that computes from the current rate is never fed a scaled one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """One optimizer step: scaling the loss, clipping, stepping at the batch's rate, and the schedule in samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any

@@ -7,8 +7,6 @@ inside a pass, the code in front of that pass has run before: what it does to th
 averages, is neither copied nor undone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ..state.kept_parts import State

@@ -3,8 +3,6 @@
 The training thread only notes numbers; the client's thread asks whether a report is due.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from typing import Any

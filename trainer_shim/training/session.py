@@ -4,8 +4,6 @@ Everything that happens between two steps happens here, in the same order on eve
 job.py's, changing worlds is switch.py's.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys

@@ -6,8 +6,6 @@ matrix product. Ranks tell each other at steps that all count alike, soon after 
 that one that slows down later is noticed too. Parts change only where steps become quicker for it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

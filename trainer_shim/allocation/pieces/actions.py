@@ -1,7 +1,5 @@
 """What is to be done about the nodes of a job, and told of them: plain values, which a driver carries out."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from slurm_elastic.protocol.messages import Happening, Piece, Rate, Registration, Shape

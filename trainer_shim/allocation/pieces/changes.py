@@ -4,8 +4,6 @@ Companions are asked for and their agents started; the framework hears PiecesRea
 is coming, and says so. Until then everything can be undone, and is.
 """
 
-from __future__ import annotations
-
 from slurm_elastic.protocol.messages import ENDING, Piece, Resize
 
 from . import events

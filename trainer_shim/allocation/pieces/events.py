@@ -5,8 +5,6 @@ Events come from outside; what follows from them is emitted. Timers that are due
 subscribes to what concerns it: NodeUp, PiecesReady, PiecesLeaving and PiecesGone at least.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

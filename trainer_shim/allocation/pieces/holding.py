@@ -7,8 +7,6 @@ one, says with `settled` and `over` when pieces may change, and answers PiecesRe
 `go_over`, or with `undo`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

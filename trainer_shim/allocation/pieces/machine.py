@@ -4,8 +4,6 @@ Pure: no clock, no I/O, no process; `now` is an argument, and the driver carries
 dispatch. The parts share the context and know nothing of each other; a framework adds its own to PARTS.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic

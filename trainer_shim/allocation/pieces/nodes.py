@@ -5,8 +5,6 @@ lost, or stays silent, is left out. A host that joins tries whether it reaches t
 vain.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from slurm_elastic.protocol.messages import Unreached

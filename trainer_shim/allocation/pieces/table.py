@@ -18,8 +18,6 @@ From every state but USED it may also be forgotten: as soon as nothing of its Sl
 LEFT is. Any other step is a mistake of ours, and raises.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum

@@ -4,8 +4,6 @@ A strategy says how a model is spread, when gradients are complete and in which 
 travels and what comes back, which is the same on every rank. It knows neither the model nor where its ranks are.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """The mean over all samples of a step, whatever each rank's share of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """What can be done about workers, beside what concerns nodes (allocation/pieces): plain values, no behaviour."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from slurm_elastic.protocol.json_lines import Message

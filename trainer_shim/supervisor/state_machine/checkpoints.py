@@ -6,8 +6,6 @@ a checkpoint only the step is known; one that was being written when the resize 
 the last report.
 """
 
-from __future__ import annotations
-
 import math
 
 from slurm_elastic.protocol.messages import CHECKPOINTS, Rate

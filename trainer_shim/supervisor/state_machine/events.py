@@ -4,8 +4,6 @@ Events come from outside; a part of the machine emits a follow-up where another 
 events too. What happens to nodes is in allocation/pieces.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from slurm_elastic.protocol.json_lines import Message

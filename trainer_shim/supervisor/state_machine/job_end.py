@@ -1,7 +1,5 @@
 """How a job ends: its training is over, it is told to stop, or it cannot go on. Pure."""
 
-from __future__ import annotations
-
 from slurm_elastic.protocol.json_lines import Message
 
 from ...allocation.pieces.actions import Print

@@ -1,7 +1,5 @@
 """The parts of a supervisor's machine."""
 
-from __future__ import annotations
-
 from ...allocation.pieces.alone import Alone
 from ...allocation.pieces.changes import Changes
 from ...allocation.pieces.nodes import Nodes

@@ -3,8 +3,6 @@
 Every doubt ends in a restart from the last checkpoint, a bounded number of times without progress between them.
 """
 
-from __future__ import annotations
-
 from slurm_elastic.protocol.errors import TrainingError
 
 from ...allocation.pieces.actions import Print, QuitAgent

@@ -7,8 +7,6 @@ ones fails, and say so. When nobody is back in the time a world may take to form
 follows.
 """
 
-from __future__ import annotations
-
 from slurm_elastic.protocol.json_lines import Message
 
 from ...allocation.pieces.actions import Print

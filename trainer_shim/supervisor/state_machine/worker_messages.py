@@ -5,8 +5,6 @@ Their reports become one report of the job: rank 0's, with what only all ranks t
 their own times, so what is compared are stretches that overlap, not the same steps.
 """
 
-from __future__ import annotations
-
 from slurm_elastic.protocol import bottleneck, codec
 from slurm_elastic.protocol.bottleneck import Pace
 from slurm_elastic.protocol.json_lines import Message
