@@ -5,6 +5,7 @@ kind of GPU an answer, none on which the program never ran; CPUs, memory, preemp
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,12 +27,12 @@ from ..reports.common import Viewer, visible_job
 from ..slurm.model import Job, Node, Snapshot
 from ..slurm.site import PartitionRules, Site
 from .choices import Aim, Option, ranked, with_waits, worth_measuring
-from .sizes import Measured, PredictionInputs, best_batches, model_of, reference, request_of
+from .sizes import Measured, PredictionInputs, best_batches, listed, model_of, reference, request_of
 
-SHOWN, FORETOLD = 5, 16
-"""Of the choices so many are shown, and of so many the starts are foretold."""
-LONGER, SPARE_S = 3.0, 600.0
-"""A time limit is so many standard deviations beyond the run, and so much longer."""
+SHOWN, FORETOLD, WEIGHED = 5, 16, 60
+"""Of the choices so many are shown, of so many the starts are foretold, and so many are weighed for a measurement."""
+LONGER, SPARE_S, LONGEST_S = 3.0, 600.0, 3e8
+"""A time limit is so many standard deviations beyond the run, and so much longer; what takes ten years is no choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,10 @@ class Ground:
 
     def price(self, partition: str, kind: str, factor: float) -> float:
         """Of an hour of one GPU."""
-        if self.prices:
-            own = dict(one.split("=") for one in self.prices)
+        own, billed = dict(one.split("=") for one in self.prices), self.rules(partition).billing
+        if own:
             return float(own.get(f"{partition}:{kind}", own.get(kind, 1.0)))
-        billed = self.rules(partition).billing
-        return (
-            factor * sum(billed.get(key, 0.0) for key in ("gres/gpu", f"gres/gpu:{kind.lower()}")) if billed else factor
-        )
+        return factor * (billed.get("gres/gpu", 0.0) + billed.get(f"gres/gpu:{kind.lower()}", 0.0) if billed else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +70,21 @@ class _Asked:
     def options(self, measured: Measured, basis: PredictionInputs, kind: str) -> list[Option]:
         """All that can be asked for on one kind of GPU. Raises PlanInputError where nothing can be said of it."""
         model, site, found = model_of(measured, basis), self.ground.site, list[Option]()
+        sizes = listed(measured.request, {row.gpus for row in measured.rows}, 0, 0)
         seen, noise = {(row.gpus, row.nodes, row.batch) for row in measured.rows}, trusted_noise(measured.rows)
         nodes = [node for node in self.ground.snapshot.nodes.values() if node.gpu_type == kind and node.schedulable]
         for name in sorted({name for node in nodes for name in node.partitions}):
             rules, price = self.ground.rules(name), self.ground.price(name, kind, self.query.factor)
             if rules.closed(self.job.user, site.listed_as(self.job.account), (self.query.qos or "").lower()):
                 continue
-            placed = _placed(measured.request, [node for node in nodes if name in node.partitions], rules)
+            placed = _placed(sizes, [node for node in nodes if name in node.partitions], rules)
             batches = best_batches(measured, model, placed, basis)
             points = [(size, placed[size], batches[size]) for size in placed]
             for at, speed, doubt in zip(points, model.throughputs(points), model.sigmas(points), strict=True):
                 quality = measured.request.until == "quality"
                 worth = goodput.efficiency(at[2], measured.reference_batch, noise) if quality else 1.0
                 run_s = self.samples / speed / worth
-                if run_s <= rules.max_time_s:
+                if run_s <= min(rules.max_time_s, LONGEST_S):
                     found.append(Option(name, kind, *at, run_s, doubt, at in seen, price * at[0]))
         return found
 
@@ -94,10 +93,9 @@ class _Asked:
         found = dict[tuple[str, int], Sequence[float]]()
         if (foretell := self.ground.would_start) is None:
             for word in self.query.waits.split(",") if self.query.waits else ():
-                partition, gpus, seconds = [*word.split("/"), "", ""][:3]
-                if not gpus.isdecimal() or not int(gpus) or not (seconds.isdecimal() or not seconds):
+                if not (told := re.fullmatch(r"([^/]+)/([1-9][0-9]{0,5})/([0-9]{0,9})", word, re.ASCII)):
                     raise RequestError(f"waits={word} is not accepted; accepted: PARTITION/GPUS/SECONDS,...")
-                found[partition, int(gpus)] = [float(seconds)] if seconds else ()
+                found[told[1], int(told[2])] = [float(told[3])] if told[3] else ()
             return found
         for one, _ in ranked(options, self.aim)[:FORETOLD]:
             like = Job(0, "PENDING", self.job.user, self.job.uid, partition=one.partition, num_nodes=one.nodes,
@@ -176,7 +174,8 @@ def advise(
     options = with_waits(options, asked.waits(options))
     if not options:
         raise NotFound(f"job {job_id} accepts nothing that was measured and can start ({'; '.join(notes[1:])})")
-    shown, more = ranked(options, aim)[:SHOWN], worth_measuring(options, aim)
+    rated = ranked(options, aim)
+    shown, more = rated[:SHOWN], worth_measuring([one for one, _ in rated[:WEIGHED]], aim)
     notes += asked.notes(shown)
     if more is not None:
         notes.append(f"one more measurement could change the answer: {more.gpus} GPUs in {more.partition}")
@@ -196,13 +195,13 @@ def _samples(store: Store, job: JobRow) -> int:
     raise NotFound(f"job {job.job_id} has not said how long its training is; accepted: --samples=N, or a completed job")
 
 
-def _placed(request: ElasticRequest, nodes: Sequence[Node], rules: PartitionRules) -> dict[int, int]:
-    """The accepted sizes that such nodes hold, as many GPUs on each, with the fewest nodes."""
+def _placed(sizes: Sequence[int], nodes: Sequence[Node], rules: PartitionRules) -> dict[int, int]:
+    """Of these sizes those that such nodes hold, as many GPUs on each, with the fewest nodes."""
     found, most = dict[int, int](), max((node.gpus for node in nodes), default=0)
-    for size in request.sizes() if most else ():
+    for size in sizes if most else ():
         for count in range(-(-size // most), min(size, len(nodes)) + 1):
-            held = sum(node.gpus >= size // count for node in nodes) >= count
-            if size % count == 0 and held and not rules.unfit(count) and request.batches(size):
+            even = size % count == 0 and not rules.unfit(count)
+            if even and sum(node.gpus >= size // count for node in nodes) >= count:
                 found[size] = count
                 break
     return found

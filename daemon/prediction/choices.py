@@ -96,8 +96,8 @@ def worth_measuring(options: Sequence[Option], aim: Aim) -> Option | None:
     best = 0.0, WORTH
     for tried in options:
         for turn in (-QUANTILE, QUANTILE) if not tried.measured else ():
-            alike = [(one.gpu_type, one.gpus) == (tried.gpu_type, tried.gpus) for one in options]
-            then = [_measured(one, turn) if same else one for one, same in zip(options, alike, strict=True)]
+            size = tried.gpu_type, tried.gpus
+            then = [one if (one.gpu_type, one.gpus) != size else _measured(one, turn) for one in options]
             new, likely = ranked(then, aim)[0]
             old = then[options.index(first)]
             missed = round(min(likely, aim.confidence) - min(probability(old, aim), aim.confidence), 2)

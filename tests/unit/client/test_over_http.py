@@ -307,6 +307,7 @@ def test_advise_asks_slurm_for_waits(daemon: Daemon, run: Run, tmp_path: Path, m
         (("advise", "x"), "'x' is not a job id"),
         ((*words[:4], "--deadline", "2001-01-01"), "--deadline 2001-01-01 has passed; accepted: a later time"),
         ((*words[:2], "--samples", "-5"), "samples=-5 is not accepted"),
+        ((*words[:2], "--samples", str(10**15)), "job 1215 accepts nothing that was measured and can start"),
         ((*words[:4], "--budget", "nan"), "budget=nan is not accepted"),
         ((*words[:4], "--confidence", "100"), "confidence=100.0 is not accepted"),
         ((*words[:4], "--qos", "none"), "--qos none is not known to sacctmgr"),

@@ -127,7 +127,7 @@ def test_waits_count_and_are_the_forecasts_or_slurms(history: Store) -> None:
     foretold = replace(ground(), would_start=lambda job, seconds: (END, END, END + 1e6))
     answer = asked(history, foretold, deadline=deadline, waits="main/8/36000")
     assert answer.foretold and answer.choices[0].probability == pytest.approx(2 / 3, abs=0.02)
-    for wrong in ("main", "main/x/1", "main/0/1", "main/8/-1"):
+    for wrong in ("main", "main/x/1", "main/0/1", "main/8/-1", f"main/8/{10**10}", f"main/{10**9}/1"):
         with pytest.raises(RequestError, match=r"waits=.* is not accepted; accepted: PARTITION/GPUS/SECONDS"):
             asked(history, waits=wrong)
 
