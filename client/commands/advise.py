@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     found, waits = options.ask(Advice, args.job, query), dict[str, float | str]()
     source = "by selasticd's forecast" if found.foretold else "not counted: Slurm cannot be asked here"
     for _ in range(0 if found.foretold else ASKED):
-        asked = {f"{one.partition}/{one.gpus}": one for one in found.choices}
+        asked = {f"{one.partition}/{one.gpu_type}/{one.gpus}": one for one in found.choices}
         new = {name: _wait(one, found.now) for name, one in asked.items() if name not in waits}
         if not new or None in new.values():
             break

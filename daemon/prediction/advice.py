@@ -26,7 +26,7 @@ from ..planner.running.state import trusted_noise
 from ..reports.common import Viewer, visible_job
 from ..slurm.model import Job, Node, Snapshot
 from ..slurm.site import PartitionRules, Site
-from .choices import Aim, Option, ranked, with_waits, worth_measuring
+from .choices import Aim, Option, Waits, ranked, with_waits, worth_measuring
 from .sizes import Measured, PredictionInputs, best_batches, listed, model_of, reference, request_of
 
 SHOWN, FORETOLD, WEIGHED = 5, 16, 60
@@ -88,19 +88,19 @@ class _Asked:
                     found.append(Option(name, kind, *at, run_s, doubt, at in seen, price * at[0]))
         return found
 
-    def waits(self, options: Sequence[Option]) -> dict[tuple[str, int], Sequence[float]]:
+    def waits(self, options: Sequence[Option]) -> Waits:
         """By the forecast where there is one, else as whoever asks was told by Slurm."""
-        found = dict[tuple[str, int], Sequence[float]]()
+        found: Waits = {}
         if (foretell := self.ground.would_start) is None:
             for word in self.query.waits.split(",") if self.query.waits else ():
-                if not (told := re.fullmatch(r"([^/]+)/([1-9][0-9]{0,5})/([0-9]{0,9})", word, re.ASCII)):
-                    raise RequestError(f"waits={word} is not accepted; accepted: PARTITION/GPUS/SECONDS,...")
-                found[told[1], int(told[2])] = [float(told[3])] if told[3] else ()
+                if not (told := re.fullmatch(r"([^/]+)/([^/]*)/([1-9][0-9]{0,5})/([0-9]{0,9})", word, re.ASCII)):
+                    raise RequestError(f"waits={word} is not accepted; accepted: PARTITION/TYPE/GPUS/SECONDS,...")
+                found[told[1], told[2], int(told[3])] = [float(told[4])] if told[4] else ()
             return found
         for one, _ in ranked(options, self.aim)[:FORETOLD]:
             like = Job(0, "PENDING", self.job.user, self.job.uid, partition=one.partition, num_nodes=one.nodes,
                        gpus=one.gpus, gpus_per_node=one.gpus // one.nodes, submit_time=self.now)  # fmt: skip
-            found[one.partition, one.gpus] = [max(0.0, at - self.now) for at in foretell(like, one.run_s)]
+            found[one.partition, one.gpu_type, one.gpus] = [max(0.0, at - self.now) for at in foretell(like, one.run_s)]
         return found
 
     def notes(self, shown: Sequence[tuple[Option, float]]) -> list[str]:

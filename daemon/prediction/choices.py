@@ -10,7 +10,7 @@ growing beyond the size is counted, nor what preemption costs it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, median_low
 
@@ -111,13 +111,17 @@ def _measured(option: Option, turn: float) -> Option:
     return replace(option, run_s=option.run_s * math.exp(turn * option.doubt), doubt=WHEN_MEASURED, measured=True)
 
 
-def with_waits(options: Sequence[Option], waits: Mapping[tuple[str, int], Sequence[float]]) -> list[Option]:
-    """With the waits of the nearest size in the same partition of which they are known. waits: in seconds, by partition
-    and GPUs; none: it does not start there, and is left out."""
+Waits = dict[tuple[str, str, int], Sequence[float]]
+"""Seconds, by partition, kind of GPU and number; none: it does not start there."""
+
+
+def with_waits(options: Sequence[Option], waits: Waits) -> list[Option]:
+    """With the waits of the nearest size of the kind in the partition of which they are known; without what does not
+    start."""
     found = []
     for one in options:
-        known = [at for at in waits if at[0] == one.partition and (waits[at] or at[1] == one.gpus)]
-        near = min(known, key=lambda at: abs(math.log(at[1] / one.gpus)), default=None)
+        own = [at for at in waits if at[:2] == (one.partition, one.gpu_type) and (waits[at] or at[2] == one.gpus)]
+        near = min(own, key=lambda at: abs(math.log(at[2] / one.gpus)), default=None)
         if near is None or waits[near]:
             found.append(one if near is None else replace(one, waits_s=tuple(waits[near])))
     return found

@@ -73,7 +73,7 @@ class PredictQuery:
 
 @dataclass(frozen=True, slots=True)
 class AdviseQuery:
-    """`factor`: the UsageFactor of `qos`. `waits`: what Slurm said, PARTITION/GPUS/SECONDS,...; no seconds: refused."""
+    """`factor`: UsageFactor of `qos`. `waits`: as Slurm said, PARTITION/TYPE/GPUS/SECONDS,...; no seconds: it refuses."""
 
     deadline: Time | None = None
     budget: Annotated[float, Within(1e-9, MAX_NUMBER)] | None = None

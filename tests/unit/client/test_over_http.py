@@ -291,7 +291,7 @@ def test_advise_asks_slurm_for_waits(daemon: Daemon, run: Run, tmp_path: Path, m
     status, out, _ = run(*words)
     lines = out.splitlines()
     waits = next(
-        line for line in lines if line.startswith("WAIT: by Slurm's own (sbatch --test-only); Slurm refuses main/")
+        line for line in lines if line.startswith("WAIT: by Slurm's own (sbatch --test-only); Slurm refuses main//")
     )
     assert status == 0 and waits.endswith("allocation failure: Requested node configuration is not available")
     assert lines[-4].startswith("# ") and lines[-3] == "#SBATCH --partition=main"
@@ -302,7 +302,7 @@ def test_advise_asks_slurm_for_waits(daemon: Daemon, run: Run, tmp_path: Path, m
     assert answer["choices"][0]["probability"] >= 0.95
     (tmp_path / "sbatch").write_text("#!/bin/sh\necho 'allocation failure: Invalid account' >&2; exit 1\n")
     for wrong, said in (
-        (words, "selastic: Slurm refuses main/"),
+        (words, "selastic: Slurm refuses main//"),
         (("advise",), "the following arguments are required: JOB"),
         (("advise", "x"), "'x' is not a job id"),
         ((*words[:4], "--deadline", "2001-01-01"), "--deadline 2001-01-01 has passed; accepted: a later time"),

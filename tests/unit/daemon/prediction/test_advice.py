@@ -120,15 +120,15 @@ def test_another_kind_of_gpu_is_a_choice_where_the_program_ran_there(history: St
 def test_waits_count_and_are_the_forecasts_or_slurms(history: Store) -> None:
     """The forecast's moments are as probable as each other; what Slurm said counts where nothing is foretold."""
     deadline = END + 1.1 * SAMPLES / rate(8)
-    told = asked(history, deadline=deadline, waits="main/8/36000")
+    told = asked(history, deadline=deadline, waits="main/a100/8/36000")
     assert not told.foretold and {one.wait_s for one in told.choices} == {36000.0}
     assert told.choices[0].probability < 0.01
-    assert all(one.gpus != 8 for one in asked(history, deadline=deadline, waits="main/8/").choices)
+    assert all(one.gpus != 8 for one in asked(history, deadline=deadline, waits="main/a100/8/").choices)
     foretold = replace(ground(), would_start=lambda job, seconds: (END, END, END + 1e6))
-    answer = asked(history, foretold, deadline=deadline, waits="main/8/36000")
+    answer = asked(history, foretold, deadline=deadline, waits="main/a100/8/36000")
     assert answer.foretold and answer.choices[0].probability == pytest.approx(2 / 3, abs=0.02)
-    for wrong in ("main", "main/x/1", "main/0/1", "main/8/-1", f"main/8/{10**10}", f"main/{10**9}/1"):
-        with pytest.raises(RequestError, match=r"waits=.* is not accepted; accepted: PARTITION/GPUS/SECONDS"):
+    for wrong in ("main", "main/8/1", "main//x/1", "main//0/1", "main//8/-1", f"main//8/{10**10}", f"main//{10**9}/1"):
+        with pytest.raises(RequestError, match=r"waits=.* is not accepted; accepted: PARTITION/TYPE/GPUS/SECONDS"):
             asked(history, waits=wrong)
 
 

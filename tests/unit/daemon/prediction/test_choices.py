@@ -85,12 +85,15 @@ def test_a_measurement_is_proposed_where_it_would_change_the_answer() -> None:
 
 
 def test_waits_are_those_of_the_nearest_size_in_the_partition() -> None:
-    """What Slurm would not start is gone; another partition's wait says nothing."""
+    """What Slurm would not start is gone; another partition's, or another kind's, wait says nothing."""
     two = replace(ONE, gpus=2)
     spot = replace(ONE, partition="spot")
-    found = with_waits([ONE, two, FOUR, spot], {("gpu", 4): [60.0, 120.0], ("gpu", 1): ()})
+    old = replace(ONE, gpu_type="v100")
+    known = {("gpu", "a100", 4): [60.0, 120.0], ("gpu", "a100", 1): ()}
+    found = with_waits([ONE, two, FOUR, spot, old], known)
     assert [(one.partition, one.gpus, one.waits_s) for one in found] == [
         ("gpu", 2, (60.0, 120.0)),
         ("gpu", 4, (60.0, 120.0)),
         ("spot", 1, (0.0,)),
+        ("gpu", 1, (0.0,)),
     ]
