@@ -73,7 +73,7 @@ class PredictQuery:
 
 @dataclass(frozen=True, slots=True)
 class AdviseQuery:
-    """`factor`: UsageFactor of `qos`. `waits`: as Slurm said, PARTITION/TYPE/GPUS/SECONDS,...; no seconds: it refuses."""
+    """`factor`: UsageFactor of `qos`. `waits`: by Slurm, PARTITION/TYPE/GPUS/SECONDS,...; without seconds: refused."""
 
     deadline: Time | None = None
     budget: Annotated[float, Within(1e-9, MAX_NUMBER)] | None = None
