@@ -19,7 +19,6 @@ from slurm_elastic.protocol.request import ElasticRequest
 from slurm_elastic.protocol.text.times import elapsed
 
 from ..models import cache
-from ..optimizer.errors import PlanInputError
 from ..optimizer.models import goodput
 from ..optimizer.models.costs import QUANTILE
 from ..planner.running.state import trusted_noise
@@ -68,7 +67,7 @@ class _Asked:
     now: float
 
     def options(self, measured: Measured, basis: PredictionInputs, kind: str) -> list[Option]:
-        """All that can be asked for on one kind of GPU. Raises PlanInputError where nothing can be said of it."""
+        """All that can be asked for on one kind of GPU."""
         model, site, found = model_of(measured, basis), self.ground.site, list[Option]()
         sizes = listed(measured.request, {row.gpus for row in measured.rows}, 0, 0)
         seen, noise = {(row.gpus, row.nodes, row.batch) for row in measured.rows}, trusted_noise(measured.rows)
@@ -163,10 +162,7 @@ def advise(
         if rows:
             requests[kind] = request_of(store.jobs.get(run) or job)
             measured = Measured(requests[kind], rows, None, reference(store, run, rows))
-            try:
-                options += asked.options(measured, basis_of(run, kind), kind)
-            except PlanInputError as error:
-                raise NotFound(f"no throughput model can be made of the reports of job {run}: {error}") from None
+            options += asked.options(measured, basis_of(run, kind), kind)
             sizes = ", ".join(map(str, sorted({row.gpus for row in rows})))
             notes.append(f"measured{' on ' * bool(kind)}{kind}: {sizes} GPUs, {sum(row.count for row in rows)} reports")
     other = {node.gpu_type for node in ground.snapshot.nodes.values() if node.gpus} - requests.keys()

@@ -118,10 +118,13 @@ def next_ends(jobs: Iterable[Job], nodes: Collection[str], job: RunningJob) -> t
 
 
 def model_of(measured: Measured, basis: PredictionInputs) -> ThroughputModel:
-    """The job's model. Raises PlanInputError where none can be made of what was measured."""
+    """The job's model. Raises NotFound where none can be made of what was measured."""
     pieces = basis.running.pieces if basis.running is not None else ()
     rows = with_declared(measured.request, tuple(measured.rows), pieces)
-    return fit(cache.observations(rows), basis.prior.prior)
+    try:
+        return fit(cache.observations(rows), basis.prior.prior)
+    except PlanInputError as error:
+        raise NotFound(f"no throughput model can be made of what was measured: {error}") from None
 
 
 def predicted(
@@ -300,10 +303,7 @@ def predict(
     report = store.reports.last(job_id) if job.state == "RUNNING" and not elsewhere else None
     measured = Measured(request, rows, report, reference(store, job_id, rows))
     basis = basis_of(job_id, query.type if elsewhere else None)
-    try:
-        model = model_of(measured, basis)
-    except PlanInputError as error:
-        raise NotFound(f"no throughput model can be made of the reports of job {job_id}: {error}") from None
+    model = model_of(measured, basis)
     use = store.allocations.in_use(job_id)
     return Prediction(
         now=now,

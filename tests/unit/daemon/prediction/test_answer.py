@@ -11,6 +11,8 @@ from sample_history import ALICE, BOB, END, acted, rate
 
 from slurm_elastic.client.commands.predict import summary
 from slurm_elastic.daemon.models.priors import SHIPPED
+from slurm_elastic.daemon.optimizer.errors import PlanInputError
+from slurm_elastic.daemon.prediction import sizes
 from slurm_elastic.daemon.prediction.sizes import PredictionInputs, predict
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.selasticd.settings import Settings
@@ -128,3 +130,12 @@ def test_a_job_of_which_nothing_is_known_is_one_sentence(history: Store) -> None
         asked(history, 20)
     with pytest.raises(NotFound, match="job 21 is not elastic"):
         asked(history, 21)
+
+
+def test_reports_that_make_no_model_are_one_sentence(history: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_fit(*_: object) -> None:
+        raise PlanInputError("no size is a size")
+
+    monkeypatch.setattr(sizes, "fit", no_fit)
+    with pytest.raises(NotFound, match="no throughput model can be made of what was measured: no size is a size"):
+        asked(history)
