@@ -294,7 +294,7 @@ def result(directory: Path, name: str = "final") -> dict[str, Any]:
     """What a training script has left behind."""
     import torch
 
-    loaded: dict[str, Any] = torch.load(directory / f"{name}.pt", weights_only=False)
+    loaded: dict[str, Any] = torch.load(directory / f"{name}.pt", map_location="cpu", weights_only=False)
     return loaded
 
 
