@@ -169,8 +169,26 @@ def times(rank: int, port: int) -> None:
     print("right to 3 %", abs(found["step_time_median_s"] / counted[len(counted) // 2] - 1) < 0.03)
 
 
+def fit(rank: int, port: int) -> None:
+    """A micro batch that job.fit() finds leaves room for what only a world of several ranks takes."""
+    from slurm_elastic.trainer_shim.data.micro_batch_probe import COMMUNICATOR_MB, Probe
+
+    model = nn.Linear(1000, 1000, bias=False, device="cuda")
+    state = [p for p in model.parameters() for _ in range(2)]
+
+    def compute(batch: Any) -> torch.Tensor:
+        rows = torch.zeros(len(batch), 250_000, device="cuda")  # of 1 MB
+        return model(rows[:, :1000]).sum()
+
+    found = Probe(model, [torch.optim.AdamW(model.parameters())], CUDA, range(1), compute, torch.tensor).search(500)
+    held = [torch.empty_like(p) for p in [*state, *model.parameters()]]
+    held.append(torch.empty(COMMUNICATOR_MB * 10**6, dtype=torch.uint8, device="cuda"))
+    compute(range(found)).backward()
+    print("fits", found)
+
+
 def main(name: str, rank: str, port: str) -> None:
-    checks = {check.__name__: check for check in (device, memory, lost, mismatch, forming, switched, times)}
+    checks = {check.__name__: check for check in (device, memory, lost, mismatch, forming, switched, times, fit)}
     checks[name](int(rank), int(port))
     sys.stdout.flush()
     os._exit(0)

@@ -1,8 +1,9 @@
 """The largest micro batch that fits a GPU's memory, found by trying: doubling, then bisection, less a margin.
 
 Tried on a worker that waits for its world, with the script's own model, data and loss; nothing of it is left behind:
-gradients, buffers and modes are as before. Limit: what torch allocates is what is measured; other users of the GPU,
-and memory that only communication takes, are what the margin is for.
+gradients, buffers and modes are as before. Counted too: what the optimizers' state, DistributedDataParallel's buckets
+and, on a GPU, a communicator take in a world of several ranks. Limit: other users of the GPU, and a communicator that
+takes more, are what the margin is for.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from .loader import to_device
 
 MARGIN = 0.08
 """Part of the largest size found that is left free."""
+COMMUNICATOR_MB = 400
+"""What NCCL takes for a world of several ranks; more where a node has many GPUs."""
 PRECISION = 0.05
 """The search ends when the bounds are this close to each other."""
 
@@ -86,7 +89,7 @@ class Probe:
     def search(self, limit: int) -> int:
         """Look for it now. Raises MemoryError when not even one sample fits."""
         buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
-        room = self._optimizer_room()
+        room = self._room()
         try:
             found = largest(self._fits, limit)
         finally:
@@ -114,11 +117,16 @@ class Probe:
             self._clean()
         return True
 
-    def _optimizer_room(self) -> list[torch.Tensor]:
-        """Memory for state that the optimizers will make at their first step: two tensors per parameter, as Adam."""
+    def _room(self) -> list[torch.Tensor]:
+        """Memory for what comes with a training's first step: of optimizers that have no state two tensors for each
+        parameter, as Adam's; the buckets that gradients travel in; a communicator."""
         fresh = [optimizer for optimizer in self.optimizers if not optimizer.state]
         parameters = [p for optimizer in fresh for group in optimizer.param_groups for p in group["params"]]
-        return [torch.empty_like(parameter) for parameter in parameters for _ in range(2)]
+        room = [torch.empty_like(parameter) for parameter in parameters for _ in range(2)]
+        room += [torch.empty_like(parameter) for parameter in self.module.parameters() if parameter.requires_grad]
+        if self.device.type == "cuda":
+            room.append(torch.empty(COMMUNICATOR_MB * 10**6, dtype=torch.uint8, device=self.device))
+        return room
 
     def _clean(self) -> None:
         for parameter in self.module.parameters():

@@ -32,6 +32,7 @@ def _said(zygote: Zygote, folder: Path, name: str, ranks: int = 2, **settings: s
         ("forming", 2, {"STANDIN_FORM_S": "1"}, ["formed late True", "still forms True"]),
         ("switched", 1, {}, ["copied [[3.0, 3.0], [3.0, 3.0]]"]),
         ("times", 1, {}, ["right to 3 % True"]),
+        ("fit", 1, {"STANDIN_MEMORY_MB": "600"}, ["fits 1"]),
     ],
 )  # fmt: skip
 def test_it_does_what_a_gpu_does(
