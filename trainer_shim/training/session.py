@@ -153,7 +153,10 @@ class Session:
     # -- in a step -----------------------------------------------------------------------------------------------
 
     def call_model(self, model: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the script calls in place of a model; looked at in the first step."""
+        """What the script calls in place of a model; looked at in the first step. Limit: not where the script compiles
+        this call itself, torch.compile(job.wrap(...)): what looks at it would be compiled with it."""
+        if torch.compiler.is_compiling():
+            return model(*args, **kwargs)
         self.replica_check.note_inputs(args, kwargs)
         world = self.membership.world
         if self._first_calls is None or world is None or not torch.is_grad_enabled():

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from local_run import Run
 from made_worlds import made_world
 from torch import nn
 from training import on
+from worker_harness import NAMESPACE
 
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.trainer_shim.parallel.compiled import Calls, is_compiled
@@ -181,3 +185,19 @@ def test_a_graph_that_would_hold_communication_is_refused(monkeypatch: pytest.Mo
                 model(torch.ones(2, 3))
             model.module(torch.ones(2, 3))
         model.disconnect()
+
+
+def test_a_script_may_compile_the_call_of_what_wrap_gives(tmp_path: Path) -> None:
+    """What looks at a model's first calls is left out of what is compiled."""
+    script = SCRIPT.replace("64000", "64").replace(
+        "torch.compile(torch.nn.Linear(4, 3), backend=backend)", "torch.nn.Linear(4, 3)"
+    )
+    script = script.replace("(net(x)", "(run(x)").replace(
+        "for epoch", "run = torch.compile(net, backend=backend)\nfor epoch"
+    )
+    (tmp_path / "train.py").write_text(script.replace("os.environ['TORCHINDUCTOR_CACHE_DIR']", "''"))
+    env = {**os.environ, "PYTHONPATH": str(NAMESPACE)}
+    ran = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 0 and "compiles in generation" in ran.stdout, ran.stderr[-2000:]
