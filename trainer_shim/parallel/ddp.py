@@ -10,7 +10,7 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from .compiled import Calls, total
 from .gradient_norms import GradientNorms, Squares
 from .reduction.base import ByBucket
 from .reduction.mean import Mean
-from .strategy import Strategy
+from .strategy import Strategy, on_meta, zeros_of
 
 UNSYNCED: dict[str, Any] = (
     {"init_sync": False} if "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters else {}
@@ -234,7 +234,10 @@ class Replicated(Strategy):
         return attempt(lambda: run(*args, **kwargs), self.on_error, lambda: self._bare(*args, **kwargs))
 
     def _bare(self, *args: Any, **kwargs: Any) -> Any:
-        """Without other ranks; in a step that did not fit without what a backward pass takes."""
+        """Without other ranks; in a step that did not fit without memory, or at least what a backward pass takes."""
+        if self.void and self.full:
+            with suppress(Exception):  # whatever it computes with what is not there
+                return zeros_of(on_meta(self.module), next(self.module.parameters()).device, args, kwargs)
         try:
             with torch.no_grad() if self.void and self.full else nullcontext():
                 return self.module(*args, **kwargs)

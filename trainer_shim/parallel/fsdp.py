@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from slurm_elastic.protocol.errors import TrainingError
 
@@ -42,10 +41,7 @@ from . import local_optimizer_step
 from .initial_values import check_init, draw, names_on_meta
 from .planned_sharding import plan_of
 from .reduction.mean import Mean
-from .strategy import Strategy
-
-PLAIN = (torch.Tensor, int, float, str, type(None))
-"""What a model's result is made of where its tensors can be found in it."""
+from .strategy import Strategy, on_meta, zeros_of
 
 
 class Sharded(Strategy):
@@ -83,7 +79,7 @@ class Sharded(Strategy):
         self._device = next((p.device for p in module.parameters() if not p.is_meta), device or torch.device("cpu"))
         self._valueless = names_on_meta(module)
         """Parameters and buffers that the script has left on the meta device, until they have their first values."""
-        self._blank = _on_meta(module)
+        self._blank = on_meta(module)
         self.hold(optimizers)
         self._layout = layout
         self._grouped = False
@@ -212,17 +208,8 @@ class Sharded(Strategy):
         shapes that the model would return, which are found without memory. Where they depend on values a whole model of
         zeros computes them."""
 
-        def blank(value: torch.Tensor) -> torch.Tensor:
-            return value.detach().to("meta")
-
-        def zeros(value: torch.Tensor) -> torch.Tensor:
-            return torch.zeros_like(value, device=self._device, requires_grad=value.requires_grad)
-
         with contextlib.suppress(Exception):  # whatever it computes with what is not there
-            given, named = tree_map_only(torch.Tensor, blank, (args, kwargs))
-            found = copy.deepcopy(self._blank)(*given, **named)
-            if all(isinstance(leaf, PLAIN) for leaf in tree_leaves(found)):
-                return tree_map_only(torch.Tensor, zeros, found)
+            return zeros_of(copy.deepcopy(self._blank), self._device, args, kwargs)
         model = copy.deepcopy(self._blank).to_empty(device=self._device)
         with torch.no_grad():
             for tensor in [*model.parameters(), *model.buffers()]:
@@ -301,16 +288,6 @@ def _parallelizer(given: Any, layout: Layout) -> Callable[[nn.Module, DeviceMesh
             "or function(model, mesh)"
         )
     return given or (lambda model, mesh: None)
-
-
-def _on_meta(module: nn.Module) -> nn.Module:
-    """A copy of the module without storage, to build whole ones from."""
-    memo: dict[int, Any] = {}
-    for tensor in [*module.parameters(), *module.buffers()]:
-        blank = torch.empty_like(tensor, device="meta")
-        wrapped = nn.Parameter(blank, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else blank
-        memo[id(tensor)] = wrapped
-    return copy.deepcopy(module, memo)
 
 
 def _give_memory(module: nn.Module, device: torch.device) -> None:

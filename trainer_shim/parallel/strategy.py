@@ -5,6 +5,7 @@ What a script calls in place of its model stays one object, whatever becomes of 
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from slurm_elastic.protocol.errors import TrainingError
 
@@ -20,6 +22,9 @@ from ..world.agreement import OnError, TallyReader, Vote, VoteExchange, attempt
 from ..world.process_group import World
 from .gradient_norms import Squares
 from .reduction.base import Reduction
+
+PLAIN = (torch.Tensor, int, float, str, type(None))
+"""What a model's result is made of where its tensors can be found in it."""
 
 
 class Strategy(ABC):
@@ -198,3 +203,27 @@ class Wrapped:
 
     def eval(self) -> Wrapped:
         return self.train(False)
+
+
+def on_meta(module: nn.Module) -> nn.Module:
+    """A copy of the module without storage, to build whole ones from."""
+    memo: dict[int, Any] = {}
+    for tensor in [*module.parameters(), *module.buffers()]:
+        blank = torch.empty_like(tensor, device="meta")
+        wrapped = nn.Parameter(blank, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else blank
+        memo[id(tensor)] = wrapped
+    return copy.deepcopy(module, memo)
+
+
+def zeros_of(blank: nn.Module, device: torch.device, args: Any, kwargs: Any) -> Any:
+    """Zeros of the shapes that a module on the meta device returns: a step that is void, on a GPU that may be full,
+    goes on with them. Raises whatever it raises where they depend on values."""
+
+    def zeros(value: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(value, device=device, requires_grad=value.requires_grad)
+
+    given, named = tree_map_only(torch.Tensor, lambda value: value.detach().to("meta"), (args, kwargs))
+    found = blank(*given, **named)
+    if not all(isinstance(leaf, PLAIN) for leaf in tree_leaves(found)):
+        raise TypeError("tensors of a result that are not found")
+    return tree_map_only(torch.Tensor, zeros, found)
