@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fake_daemon import FakeDaemon
 from training import on
-from training_job import NAMESPACE, ROOT, SlurmJob
+from training_job import NAMESPACE, ROOT, SlurmJob, TrainingJob
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
@@ -161,3 +161,15 @@ def test_torchft(recipe: Recipe) -> None:
     steps = [int(line.split()[0]) for line in done(job)]
     assert steps == list(range(1, len(steps) + 1))
     figures("torchft", grown, shrunk, "no step done twice")
+
+
+def test_a_training_of_the_shim_beside_them(empty_sandbox: Sandbox, tmp_path: Path) -> None:
+    """For the same table: `selastic run` grows and shrinks as the recipes do, and trains on each sample once."""
+    tmp_path.chmod(0o755)
+    with FakeDaemon() as daemon:
+        job = TrainingJob(empty_sandbox, tmp_path / "trains", "-N1 --gres=gpu:1", 20_000, daemon=daemon)
+        wait_until(lambda: job.trained() > 3, 60, job.story)
+        grown = grows(job, lambda: True)
+        shrunk = shrinks(job)
+        job.finish()
+    figures("selastic run", grown, shrunk, "each sample once")

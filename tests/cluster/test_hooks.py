@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from hooks_build import HOOKS, build, remove_build
+from live_daemon import PYTHON, live_daemon
 from own_sandbox import OwnSandbox
 from request_comments import COMMENTS
 from waiting import wait_until
@@ -282,6 +284,28 @@ def blind(lua_site: Site) -> dict[str, str]:
             (target / file).write_text(text.replace('"slurm_option_set"', '"a_name_that_is_not_there"'))
         subprocess.run(["make", "-s", "-C", target, "BUILD=out"], check=True)
     return lua_site.client_conf("blind", f"optional {target}/out/spank_elastic.so\n")
+
+
+def test_an_ordinary_user_holds_with_the_plugins_option(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sbatch --elastic` and `selastic hold`, without privilege: a node joins as that user, and goes in order."""
+    with live_daemon(site.sandbox, monkeypatch) as selasticd, tempfile.TemporaryDirectory(prefix="selastic-") as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        join = 'echo "$(id -un) $SELASTIC_GPUS" >joined; exec sleep 1000'
+        own = "while [ ! -e end ]; do sleep 0.2; done"
+        hold = [PYTHON, "-m", "slurm_elastic.client.main", "hold", "--join", join, "--", "/bin/sh", "-c", own]
+        found = {"PYTHONPATH": str(selasticd.shim), "HOME": name, **selasticd.found}
+        exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in found.items())
+        batch = script(site, f"{exports}\nexec {shlex.join(hold)}\n")
+        words = ("-N1", "--gres=gpu:a100:4", "--time=30", "--elastic=gpus=4-8,step=4,speedup=linear")
+        answer = site.run("sbatch", "--parsable", f"--chdir={name}", "-oout", *words, batch, user=USER)
+        assert answer.returncode == 0, answer.stderr
+        job = int(answer.stdout)
+        selasticd.settles_at(job, 8)
+        assert (folder / "joined").read_text() == f"{USER} 4\n"
+        (folder / "end").touch()
+        assert site.ended(job) == "COMPLETED"
+        wait_until(lambda: not selasticd.companions(), 60, selasticd.log)
 
 
 def test_the_policy_fills_the_comment_in_where_the_plugin_cannot(lua_site: Site, blind: dict[str, str]) -> None:

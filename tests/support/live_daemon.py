@@ -202,7 +202,7 @@ class Selasticd:
 def _everyones_copy(folder: Path) -> Path:
     """What runs in a job, and the stub with what it imports, where every user may read them."""
     code = folder / "slurm_elastic"
-    for name in ("protocol", "trainer_shim"):
+    for name in ("protocol", "trainer_shim", "client"):
         shutil.copytree(ROOT / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))
     for module in (STUB, STUB.with_name("waiting.py"), STUB.with_name("patience.py")):
         shutil.copy(module, folder)
