@@ -14,6 +14,7 @@ import hashlib
 import math
 import random
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,13 +25,19 @@ from made_up_month import month as made_up_month
 from pollux_artifact import NCF_BATCH
 from public_data import load_profiles
 
+from slurm_elastic.daemon.models.priors import CLUSTER_COUNTS, PROGRAM_COUNTS, RUNS_OF_PROGRAM
 from slurm_elastic.daemon.optimizer.job_view import JobView
+from slurm_elastic.daemon.optimizer.models.learning import learn
+from slurm_elastic.daemon.optimizer.models.observation import Observation
+from slurm_elastic.daemon.optimizer.models.prior import DEFAULT, Prior
+from slurm_elastic.daemon.optimizer.models.throughput import fit
 from slurm_elastic.daemon.optimizer.plan import plan_pools
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES
 from slurm_elastic.daemon.planner.settings import FIRST_SIZES
+from slurm_elastic.daemon.simulator import elastic
 from slurm_elastic.daemon.simulator.engine import Outcome
-from slurm_elastic.daemon.simulator.job_states import TrueCurve
-from slurm_elastic.daemon.simulator.jobs import SimulationSettings
+from slurm_elastic.daemon.simulator.job_states import JobStates, TrueCurve
+from slurm_elastic.daemon.simulator.jobs import SimulatedJob, SimulationSettings
 from slurm_elastic.daemon.simulator.metrics import summary, table
 from slurm_elastic.daemon.simulator.programs import Program, builtin, size_ladder
 from slurm_elastic.daemon.simulator.replay import simulate
@@ -171,6 +178,66 @@ def price(data: Path, seeds: int) -> None:
         print(f"  {file.stem:<12} {math.fsum(found) / seeds:+.1%}  ({each})", flush=True)
 
 
+class FromFirstReport(JobStates):
+    """Whose curves are known as soon as they have reported: what waiting for that alone costs."""
+
+    def learn(self, jobs: Iterable[tuple[int, SimulatedJob]], now: float) -> None:
+        every = list(jobs)
+        super().learn(every, now)
+        for _, job in every:
+            job.model = self._curve(job.program) if job.reports else job.model
+
+
+class FromRuns(JobStates):
+    """Who learns the priors of programs at each job's end, as selasticd does."""
+
+    def __init__(self, settings: SimulationSettings) -> None:
+        super().__init__(settings)
+        self.runs, self.priors = dict[Program, list[list[Observation]]](), dict[Program, Prior]()
+
+    def ended(self, job_id: int, job: SimulatedJob) -> None:
+        super().ended(job_id, job)
+        if job.reports:
+            self.runs[job.program] = [*self.runs.get(job.program, ()), list(job.reports.values())][-RUNS_OF_PROGRAM:]
+            self.priors.pop(job.program, None)
+
+    def learn(self, jobs: Iterable[tuple[int, SimulatedJob]], now: float) -> None:
+        every = [(job_id, job, len(job.reports)) for job_id, job in jobs]
+        super().learn([(job_id, job) for job_id, job, _ in every], now)
+        for _, job, before in every:
+            if len(job.reports) > before:
+                job.model = fit(list(job.reports.values()), self._prior(job.program))
+
+    def _prior(self, program: Program) -> Prior:
+        if program in self.runs and program not in self.priors:
+            runs = [(run, 1.0 / len(group)) for group in self.runs.values() for run in group]
+            cluster = learn([run for run, _ in runs], [part for _, part in runs], DEFAULT, CLUSTER_COUNTS)
+            self.priors[program] = learn(self.runs[program], None, cluster, PROGRAM_COUNTS)
+        return self.priors.get(program, DEFAULT)
+
+
+def price_of_short_jobs(seeds: int) -> None:
+    """What learning costs jobs of minutes: 120 of the built-in classes on 40 GPUs, as in `price`."""
+    kinds = {
+        "learned": JobStates,
+        "with what ended jobs taught": FromRuns,
+        "known from the first report": FromFirstReport,
+    }
+    for load in (0.5, 1.0, 2.0):
+        means = {kind: list[float]() for kind in kinds}
+        for seed in range(seeds):
+            jobs = [replace(row, gpus=1, min_gpus=1) for row in made_up(120, 40, load, seed)]
+            settings = SimulationSettings(40, 4, pause_s=30.0, start_s=30.0, seed=seed)
+            known = summary(simulate(jobs, builtin(), DEFAULT_POLICY, settings)[0]).mean_s
+            for kind, states in kinds.items():
+                elastic.JobStates = states  # type: ignore[misc]
+                outcome, _ = simulate(jobs, builtin(), DEFAULT_POLICY, replace(settings, learned=True))
+                elastic.JobStates = JobStates  # type: ignore[misc]
+                means[kind].append(summary(outcome).mean_s / known - 1.0)
+        told = "; ".join(f"{kind} {math.fsum(found) / seeds:+.1%}" for kind, found in means.items())
+        print(f"  made-up classes, load {load:g}: {told}", flush=True)
+
+
 def first_sizes(data: Path) -> None:
     """What becomes of jobs for which there is no room as asked: means and waits on each workload, 5 s a move."""
     files = sorted(data.rglob("workloads/workload-*.csv"))[:4]
@@ -240,8 +307,8 @@ def main() -> int:
     parser.add_argument("--price", type=int, default=0, help="only the price of learning, with so many seeds")
     args = parser.parse_args()
     gc.disable()  # as selastic simulate does
-    if (args.price or args.first_sizes) and args.data is None:
-        parser.error("--price and --first-sizes need --data")
+    if args.first_sizes and args.data is None:
+        parser.error("--first-sizes needs --data")
     if args.month:
         month()
         return 0
@@ -249,7 +316,9 @@ def main() -> int:
         first_sizes(args.data)
         return 0
     if args.price:
-        price(args.data, args.price)
+        if args.data:
+            price(args.data, args.price)
+        price_of_short_jobs(args.price)
         return 0
     speed(args.quick)
     gc.enable()
