@@ -3,17 +3,20 @@ decides it for all jobs together."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import kill_targets
 import pytest
+from free_ports import free_port
 from live_daemon import Selasticd, live_daemon
-from training_job import NAMESPACE, SlurmJob
+from training_job import NAMESPACE, SlurmJob, TrainingJob
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
@@ -21,6 +24,7 @@ from slurm_elastic.daemon.sandbox import Sandbox
 SELASTIC = f"{shlex.quote(sys.executable)} -m slurm_elastic.client.main"
 JOIN = 'echo "$CUDA_VISIBLE_DEVICES on $SELASTIC_HEAD" >"joined.$SELASTIC_NODE"; exec sleep 1000'
 LEAVE = 'echo "${lost:-goes} $SELASTIC_LEAVING" >>left'
+SMALL = "gpus=4-8,step=4"
 STAY = "while [ ! -e end ]; do sleep 0.2; done; exit 3"
 
 Hold = Callable[..., SlurmJob]
@@ -54,6 +58,10 @@ def hold(selasticd: Selasticd, tmp_path: Path) -> Hold:
 
 def explained(selasticd: Selasticd, job: SlurmJob) -> str:
     return " ".join(selasticd.selastic("explain", str(job.id)).stdout.split())
+
+
+def status(selasticd: Selasticd, job: SlurmJob) -> str:
+    return " ".join(selasticd.selastic("status", "-j", str(job.id), "-o", "Samples/s").stdout.split())
 
 
 def test_nodes_join_give_way_and_are_lost(selasticd: Selasticd, hold: Hold) -> None:
@@ -100,6 +108,48 @@ def test_without_any_speed_it_gets_only_what_would_be_idle(selasticd: Selasticd,
     scales = hold(request="gpus=4-28,step=4,speedup=linear")
     selasticd.settles_at(scales.id, 28, 90)
     selasticd.settles_at(idle.id, 4)
+
+
+def test_speeds_reach_the_models(selasticd: Selasticd, hold: Hold) -> None:
+    """From a file, an address of Prometheus, and `selastic tell`: `status` shows each in its unit, and what is foretold
+    of the job's size is the speed that was said."""
+    port = free_port()
+    serve = (
+        'mkdir srv; printf "done{of=\\"a\\"} 6\\ndone{of=\\"b\\"} 4.5\\n" >srv/metrics; '
+        f"{shlex.quote(sys.executable)} -m http.server --bind 127.0.0.1 --directory srv {port} & "
+    )
+    tell = f"while [ ! -e end ]; do {SELASTIC} tell samples=25 seconds=2; sleep 0.3; done"
+    metric = f"http://127.0.0.1:{port}/metrics#done"
+    jobs = {
+        "tasks": (14.5, hold("--speed", "speed", "--unit", "tasks", request=SMALL, own=f"echo 14.5 >speed; {STAY}")),
+        "rows": (10.5, hold("--speed", metric, "--unit", "rows", request=SMALL, own=serve + STAY)),
+        "frames": (12.5, hold("--unit", "frames", request=SMALL, own=tell)),
+    }
+    for unit, (speed, job) in jobs.items():
+        selasticd.settles_at(job.id, 8)
+        shown = f"{speed} {unit}"
+        wait_until(lambda job=job, shown=shown: shown in status(selasticd, job), 60, selasticd.log)
+        foretold = json.loads(selasticd.selastic("predict", str(job.id), "--gpus", "8", "--json").stdout)["sizes"]
+        assert foretold[0]["samples_per_s"] == pytest.approx(speed, rel=0.1)
+
+
+def test_rigid_jobs_wait_no_longer_than_for_a_training(selasticd: Selasticd, hold: Hold, tmp_path: Path) -> None:
+    """Beside a job of `selastic hold`, then beside one of `selastic run` of the same sizes (pytest -s: how long)."""
+
+    def trains() -> SlurmJob:
+        options = "-N1 --gres=gpu:a100:4 --time=30 --comment=elastic:gpus=4-8,step=4,batch=240-3840"
+        return TrainingJob(selasticd.sandbox, tmp_path / "trains", options, 400_000, env=selasticd.found)
+
+    for name, start in {"hold": lambda: hold(request="gpus=4-8,step=4,speedup=linear"), "run": trains}.items():
+        job = start()
+        selasticd.settles_at(job.id, 8, 90)
+        began = time.monotonic()
+        rigid = selasticd.rigid(7)
+        wait_until(lambda rigid=rigid: selasticd.jobs()[rigid].running, 40, selasticd.log)
+        print(f"beside selastic {name} a rigid job started after {time.monotonic() - began:.1f} s")
+        assert selasticd.held(job.id) == 4
+        selasticd.sandbox.run(["scancel", str(rigid), str(job.id)])
+        wait_until(lambda: not selasticd.jobs(), 60, selasticd.log)
 
 
 def test_kills(selasticd: Selasticd, hold: Hold) -> None:
