@@ -4,8 +4,6 @@ long it would still train and what it costs to get there, beside what was measur
 Promise: the numbers are those that plans are made from. Limit: whether so many GPUs are free is not said; `plan` does.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 

@@ -4,8 +4,6 @@ Promise: one entry a resize, made when ENOUGH reports have come from the size th
 until then; after a restart of the daemon what was under way is not scored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ Limit: it looks at nothing that services before it have taken. Slurm does not sa
 limit of minutes).
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

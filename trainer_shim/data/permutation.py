@@ -6,8 +6,6 @@ exactly once, whatever is asked for and in which order, and nothing is kept but 
 Limit: shuffled for training, not for secrets: a function of a 63-bit seed.
 """
 
-from __future__ import annotations
-
 import torch
 
 ROUNDS = 6

@@ -7,8 +7,6 @@ the next shard, or half of the longest run that is left. Limits: which samples s
 ranks; a shard that holds fewer samples than it says ends the training with an error, more are not noticed.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 from collections import deque

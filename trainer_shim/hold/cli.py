@@ -3,8 +3,6 @@
 The command runs where the batch script runs. Join commands bring it further nodes, a leave command takes them away.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,7 +1,5 @@
 """Carries out what `selastic hold` decides: its command and the leave command here, join commands by the agents."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

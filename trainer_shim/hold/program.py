@@ -3,8 +3,6 @@
 Usage: python -m slurm_elastic.trainer_shim.hold.program COMMAND...
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -5,8 +5,6 @@ Promise: what cannot be read is no figure, and no error: the program may not hav
 Limit: one figure for the whole job; the first seconds at a new size are left out.
 """
 
-from __future__ import annotations
-
 import http.client
 import math
 import re

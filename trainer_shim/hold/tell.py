@@ -1,7 +1,5 @@
 """`selastic tell`: within a job of `selastic hold`, say that this node is ready, or how fast the program is."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

@@ -6,8 +6,6 @@ ranks runs after `break` only. Limit: a generator that a script holds in a varia
 function's, and counts as left by an error; Job.close() tells then.
 """
 
-from __future__ import annotations
-
 import dis
 import inspect
 import sys

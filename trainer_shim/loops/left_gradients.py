@@ -5,8 +5,6 @@ business; so is what a gradient scaler has left, which leaves out steps. Of each
 looked at.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """A function called on rank 0 for all: what job.once() does."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import secrets

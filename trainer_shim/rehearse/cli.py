@@ -1,8 +1,6 @@
 """`selastic rehearse`: train a script for some steps on one worker as it is, and again while workers come, leave and
 are killed, and say what held. On the CPUs of this machine; no Slurm is needed, and none is asked."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

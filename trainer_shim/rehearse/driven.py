@@ -1,8 +1,6 @@
 """One run of a rehearsal: `selastic run` on this machine, with a director in selasticd's place that orders a grow,
 and a shrink once the training has begun again after a kill. Without torch, whose import is most of a rehearsal."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -7,8 +7,6 @@ samples of a step is drawn for each by itself: what they make of a batch differs
 differs. Limit: a resize that does not come is waited for so long, and left out.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json

@@ -4,8 +4,6 @@ Agents import this before they fork workers (--preload), so that a script is wat
 files that libraries write without Python's open() or torch.save() are not seen, nor is what runs in other threads.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

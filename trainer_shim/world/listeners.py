@@ -6,8 +6,6 @@ anybody may connect; a group that the script makes itself is left as torch makes
 on: a communicator whose do not waits for ever in its end (seen on a GPU).
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

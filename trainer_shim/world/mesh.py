@@ -6,8 +6,6 @@ mesh with it. So nothing is learnt twice, and no left world's groups, with their
 Groups are made first of all beside the default one: torch numbers them, and worlds of one shape have to number alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

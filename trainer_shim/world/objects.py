@@ -7,8 +7,6 @@ hands out beside them (what job.once() returned, what it keeps) and torch's plan
 Limit: a job without a supervisor, under torchrun say, has no key.
 """
 
-from __future__ import annotations
-
 import base64
 import datetime
 import hashlib

@@ -3,8 +3,6 @@
 Limit: a function that a script took out of torch.distributed by `from ... import` before is not seen.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 Small parts for one rank travel together, large ones by themselves without a copy where their memory allows it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -8,8 +8,6 @@ old world is whole until then. The caller has to drop its DistributedDataParalle
 groups: one that outlives its group can deadlock in gloo's destructor (pytorch issue 56297).
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime

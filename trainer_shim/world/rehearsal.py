@@ -5,8 +5,6 @@ first time. Here it does so over a group that communicates nothing, on tensors w
 the script's model is not touched.
 """
 
-from __future__ import annotations
-
 import datetime
 import sys
 from collections.abc import Iterable, Iterator

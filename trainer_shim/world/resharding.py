@@ -4,8 +4,6 @@ A part is a box: along every dimension from where to where. Ranks hold contiguou
 tensors; those that hold the same box are replicas, and any other two boxes do not overlap.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 its last resizes hold it back: cooldowns, the time after a failure, the limit within an hour. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from math import inf

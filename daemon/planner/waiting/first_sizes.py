@@ -7,8 +7,6 @@ Limit: for jobs that have never run, whose nodes and GPUs per node alone say wha
 nothing but nodes; which nodes is Slurm's to choose.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

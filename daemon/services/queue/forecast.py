@@ -5,8 +5,6 @@ behind it start only where they don't delay it (EASY backfill). Bounds come from
 Limit: jobs that are submitted later are not foreseen but by those bounds; CPUs and memory never run out before GPUs.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush

@@ -1,7 +1,5 @@
 """In which order waiting jobs start, and how Slurm is told. Pure."""
 
-from __future__ import annotations
-
 from math import log2
 
 AGES_S = 7 * 86400.0

@@ -4,8 +4,6 @@ The rolling median of a user's own jobs of the same name and size is what Helios
 public traces it was as good as learned models.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections import OrderedDict, deque

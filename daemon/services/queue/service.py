@@ -8,8 +8,6 @@ forecasts were, is learned anew after a restart. A waiting elastic job counts as
 heterogeneous job by its first component, which alone is foretold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean

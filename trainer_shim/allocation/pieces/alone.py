@@ -4,8 +4,6 @@ Had selasticd not been there, it would have started with that. What was got alon
 selasticd that comes back. Bounded: one request at a time, never beyond the script's size, a few tries.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import count
 

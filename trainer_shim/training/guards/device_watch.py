@@ -8,8 +8,6 @@ does neither in RELEASE_S this process ends. Limit: what a rank computes for lon
 wait for it, such as an evaluation outside job.once(), looks like a lost rank.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -6,8 +6,6 @@ optimizers' state) is looked at behind the first one, in Snapshots.first_look().
 first one is not seen.
 """
 
-from __future__ import annotations
-
 import gc
 import re
 from typing import Any

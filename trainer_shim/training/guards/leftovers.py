@@ -7,8 +7,6 @@ elsewhere a world does not change; optimizers of torch's own base class; an init
 that was imported by its name before join().
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Iterator
