@@ -402,6 +402,8 @@ class Job(JobProperties):
             self._onces += 1
             return before_loop(self._session, self._onces, function, *args, **kwargs)
         between = self._epoch_loop.open and self._session.feed is None
+        if between:
+            self._session.look_at_variables()
         if between and self._onces in self._state.progress.once:
             self._onces += 1
             return self._state.progress.once[self._onces - 1]

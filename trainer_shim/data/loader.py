@@ -14,7 +14,7 @@ import inspect
 import pickle
 import signal
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from slurm_elastic.protocol.errors import TrainingError
 from ..state.packed_tensors import rebuilt
 from .sampling import MASK, MIX_FROM, Micro, MicroBatches, Slicing, mix, mix_on, order, seed_all, whole
 from .shard_streams import NOT_BEGUN, ShardReader, Shards, StreamMicroBatches, Unread, sizes_of
+from .stateful import Told, attributes, first_fetch
 
 TAKEN = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
 """Options of a DataLoader that are read off one."""
@@ -50,8 +51,11 @@ class _Tagged(Dataset[Any]):
     9 us. Samples that are slices of tensors do not need it, nor does their batch where torch collates it.
     """
 
-    def __init__(self, dataset: Any, seed: int, collate: Any = None) -> None:
+    def __init__(self, dataset: Any, seed: int, collate: Any = None, meant: Collection[str] = ()) -> None:
         self.dataset = dataset
+        self._meant = meant
+        self._begun = of_tensors(dataset) or isinstance(dataset, ShardReader)
+        """Nothing is to be seen in a first fetch any more."""
         self._drawn = collate is not default_collate or not of_tensors(dataset)
         self._together = asked_together(dataset)
         self._sliced = of_tensors(dataset)
@@ -61,30 +65,42 @@ class _Tagged(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, micros: list[Micro]) -> tuple[Micro, list[Any] | None]:
+    def __getitems__(self, micros: list[Micro]) -> tuple[Micro, list[Any] | Told | None]:
         (micro,) = micros
         if micro.version < int(self.version):
             return micro, None  # a resize came in between: nobody will look at it
+        if not self._begun:
+            self._begun = True
+            return micro, first_fetch(self.dataset, lambda: self._fetch(micro), lambda: self._again(micro), self._meant)
+        return micro, self._fetch(micro)
+
+    def _again(self, micro: Micro) -> Any:
+        """One sample, seeded otherwise than ever."""
+        seed_all(mix(self.seed[0].item(), -1))
+        first = micro.indices[0]
+        return self.dataset.__getitems__([first]) if self._together else self.dataset[first]
+
+    def _fetch(self, micro: Micro) -> list[Any]:
         seed, epoch = self.seed.tolist()
         if self._together or self._sliced:
             if self._drawn:
                 seed_all(mix(seed, epoch, micro.indices[0]))
             indices = list(micro.indices)
-            return micro, self.dataset.__getitems__(indices) if self._together else [self.dataset[i] for i in indices]
+            return self.dataset.__getitems__(indices) if self._together else [self.dataset[i] for i in indices]
         samples, drawn = [], mix_on(MIX_FROM, seed, epoch)
         for index in micro.indices:
             seed_all(mix_on(drawn, index) & MASK)
             samples.append(self.dataset[index])
-        return micro, samples
+        return samples
 
 
 @dataclasses.dataclass(frozen=True)
 class _Collate:
     collate: Any
 
-    def __call__(self, fetched: tuple[Micro, list[Any] | None]) -> tuple[Micro, Any]:
+    def __call__(self, fetched: tuple[Micro, list[Any] | Told | None]) -> tuple[Micro, Any]:
         micro, samples = fetched
-        return micro, None if samples is None else self.collate(samples)
+        return micro, samples if samples is None or isinstance(samples, Told) else self.collate(samples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +160,10 @@ class Feed:
     """Of a rehearsal: shards are read one after another by all ranks together, so that a step's samples are the same on
     any number of them."""
 
-    def __init__(self, dataset: Any, seed: int, options: dict[str, Any], each: int = 1) -> None:
-        """each: as Slicing.each."""
+    def __init__(
+        self, dataset: Any, seed: int, options: dict[str, Any], each: int = 1, meant: Collection[str] = ()
+    ) -> None:
+        """each: as Slicing.each. meant: names of which the script says that it is meant so."""
         check_loader(dataset, options, each)
         self.dataset = dataset
         self._sizes = sizes_of(dataset) if isinstance(dataset, Shards) and not self.one_lane else None
@@ -159,7 +177,7 @@ class Feed:
         """How many shards a rank reads side by side: one for each worker. All ranks have to use the same number."""
         options = dict(options)
         collate = options.pop("collate_fn", None) or default_collate
-        self._tagged = _Tagged(source, seed, collate)
+        self._tagged = _Tagged(source, seed, collate, meant)
         self._batches = _Batches()
         options.setdefault("pin_memory", torch.cuda.is_available())
         if options.get("num_workers"):
@@ -172,6 +190,8 @@ class Feed:
             **options,
         )
         self._iterator: Iterator[Any] | None = None
+        self._seen: list[Any] = []
+        """The attributes that the loader's workers have a copy of."""
 
     def start(
         self,
@@ -198,6 +218,9 @@ class Feed:
         self._tagged.seed[1] = epoch
         self._tagged.version[0] = plan.version
         self._iterator = None
+        seen = [token for *_, token in attributes(self.dataset)] if self._loader.num_workers else []
+        if seen != self._seen:  # dataset.set_epoch(), say
+            self._loader._iterator, self._seen = None, seen
 
     def _started(self) -> Iterator[Any]:
         try:
@@ -237,6 +260,8 @@ class Feed:
             except StopIteration:
                 self._iterator = None
                 continue
+            if isinstance(samples, Told):
+                raise TrainingError(samples)
             if micro.version == plan.version:
                 return micro, samples
 

@@ -54,7 +54,8 @@ class EpochLoop:
         key = (id(dataset), repr(sorted((name, repr(value)) for name, value in options.items())))
         feed = self._feeds.get(key)
         if feed is None or feed.dataset is not dataset:
-            feed = Feed(dataset, self._session.tuning.seed, options, self._session.tuning.each)
+            tuning = self._session.tuning
+            feed = Feed(dataset, tuning.seed, options, tuning.each, self._session.meant)
             if feed.lanes and self._session.tuning.shards:
                 raise TrainingError("join(deterministic=True) needs a dataset with __len__ and __getitem__")
             while len(self._feeds) >= MAX_FEEDS:  # a new dataset for every epoch: the oldest's workers end

@@ -175,6 +175,7 @@ class OwnLoop:
             )
         else:
             self.begin("job.next()")
+            session.look_at_variables()
         if self.stopped or (steps is not None and session.state.progress.step >= steps):
             self._finish(finished=not self.stopped)
             return False

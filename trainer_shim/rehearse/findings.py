@@ -112,10 +112,6 @@ def compare(plain: Trained, resized: Trained, nudged: Callable[[], Trained]) -> 
     ):
         if found:
             rows.append(Row(name, True, f"{_named(found)}: {told}"))
-    counters = re.findall(r"^selastic: (\S+) line \d+: (\w+) counts the steps since", resized.logs, re.MULTILINE)
-    if counters := sorted({f"{name} in {file}" for file, name in counters}):
-        told = "begins anew on a worker that joins or starts again; accepted: job.global_step before the loop"
-        rows.append(Row("counters", True, f"{_named(counters)}: {told}"))
     if buffers := [line for line in resized.tensors if not line["parameter"]]:
         other = [line["tensor"] for line in buffers if line["off"][0]]
         told = f"{_named(other)} of {len(buffers)}: another value, by each worker's own calls; not compared"

@@ -44,6 +44,8 @@ class State:
         self._marked: dict[str, Any] | None = None
         self._versions: dict[str, Any] = {}
         """Of the modules among the parts, what else their state_dict() says: the versions of its form."""
+        self.variables: dict[str, Any] = {}
+        """What the script trained by that is no part, as of its last boundary (training/guards/carried.py)."""
 
     def keep(self, name: str, part: Any, own: bool = False) -> None:
         """Keep one more part. own: only a step changes its tensors. Raises TrainingError when it cannot be saved, or
@@ -72,7 +74,13 @@ class State:
         """References to everything, as of now; of the parts as of mark(), where there is one."""
         parts = self._marked or {name: self._state_of(name) for name in self.parts}
         progress = {**dataclasses.asdict(self.progress), "frozen": self.frozen()}
-        return {"format": FORMAT, "progress": progress, "parts": parts, "versions": dict(self._versions)}
+        return {
+            "format": FORMAT,
+            "progress": progress,
+            "parts": parts,
+            "versions": dict(self._versions),
+            "variables": self.variables,
+        }
 
     def frozen(self) -> tuple[str, ...]:
         """Parameters of the model that are not trained now."""
@@ -183,6 +191,7 @@ class State:
     def take_progress(self, captured: dict[str, Any]) -> None:
         """Take over the position only."""
         self.progress = TrainingProgress(**captured["progress"])
+        self.variables = captured.get("variables", {})
 
     def restore(self, captured: dict[str, Any], only: set[str] | None = None, skip: Set[str] = frozenset()) -> None:
         """Take over a capture. Raises TrainingError naming the part that does not fit this script.

@@ -34,7 +34,7 @@ from ..world.agreement import Tally, TallyReader, Vote
 from ..world.process_group import World
 from ..world.rendezvous import Membership
 from .audit import Recorder
-from .guards.counters import Counters
+from .guards.carried import Carried
 from .guards.first_calls import FirstCalls
 from .guards.first_step import look_ahead
 from .guards.leftovers import Leftovers
@@ -71,8 +71,8 @@ class Session:
         self.world_switch = WorldSwitch(self)
         self.replica_check = ReplicaCheck(self.state, self.model, self.device)
         self.trackers = Trackers()
-        self._counters = Counters(lambda line: print(f"selastic: {line}", flush=True))
         self.meant = self.replica_check.meant
+        self._carried = Carried(self.state, self.meant, self.replica_check.numbers)
         self.unkept = Unkept(self.log, self.meant)
         self._first_calls: FirstCalls | None = FirstCalls(self.meant, self.state.parts)
         self.speeds = Speeds(tuning.shares == "speed")
@@ -262,6 +262,10 @@ class Session:
         active = sum(1 for size in sizes if size)
         self.tuning.measured(self.state.progress, sums.square / active, large, sizes, total)
 
+    def look_at_variables(self) -> None:
+        """Below the script's loop, where its state may be taken, or has been."""
+        self._carried.look(self.rank, self.world().size)
+
     # -- between two steps ---------------------------------------------------------------------------------------
 
     def boundary(self) -> None:
@@ -270,7 +274,7 @@ class Session:
             self.state.progress.unread = self.feed.unread(self.state.progress.cursor)
         if self.rehearsed is not None:
             self.rehearsed.between_steps()
-        self._counters.look(self.state.progress.step, -(-self.state.progress.cursor // self.batch))
+        self.look_at_variables()
         self.unkept.look(self.state.progress.step, self.state.parts.values())
         if len(self._votes) <= self._lag:
             return

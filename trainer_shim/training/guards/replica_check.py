@@ -39,6 +39,10 @@ TELLING = 8
 """Distinct values that inputs have to have: fewer may be equal by chance, or a constant."""
 SAMPLED = 4096
 """Elements at either end of an input that are looked at."""
+NUMBERS = (
+    "the script trains by '{0}', which is {1} on rank 0 and {2} on rank {3}: each makes it of its own samples; "
+    "accepted: what all ranks make it of together (torch.distributed.all_reduce), or join(meant=['{0}'])"
+)
 FIRST = (4, 16, 64)
 """Steps of a world whose votes carry a checksum, ..."""
 EVERY = 100
@@ -97,6 +101,8 @@ class ReplicaCheck:
         self._looked_at = time.monotonic()
         self.meant = set[str]()
         """Names of which the script says that what they do is meant."""
+        self.numbers: dict[str, str] = {}
+        """By which the script trains, and that have changed."""
         self.same_inputs = False
         """Whether ranks compute on the same inputs on purpose."""
         self.has_part = False
@@ -153,6 +159,13 @@ class ReplicaCheck:
                     "join(same_inputs=True) where that is meant"
                 )
 
+    def _check_numbers(self, world: World) -> None:
+        """Raise TrainingError, on every rank, where ranks train by numbers of their own."""
+        everyone = objects.gather(self.numbers, world.group)
+        for name, rank in itertools.product(everyone[0], range(1, world.size)):
+            if everyone[rank].get(name, everyone[0][name]) != everyone[0][name]:
+                raise TrainingError(NUMBERS.format(name, everyone[0][name], everyone[rank][name], rank))
+
     def _check_buffers(self, world: World) -> None:
         """Raise TrainingError, on every rank, where the model's buffers differ behind a world's first step."""
         if not self._alike or world.unit > 1:
@@ -199,6 +212,7 @@ class ReplicaCheck:
         if self._begins:
             self._begins = False
             self._check_inputs(world)
+            self._check_numbers(world)
             self._check_buffers(world)
             return self.compare(world)
         if said is None or (sums.alike and self._alike):

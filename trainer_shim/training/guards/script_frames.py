@@ -24,11 +24,20 @@ def script(frame: FrameType | None = None) -> FrameType | None:
     """The innermost function of the script that is under way, from a frame on; None: from the caller's caller."""
     frame = frame or sys._getframe(2)
     while frame is not None:
-        own = str(frame.f_globals.get("__name__", "")).startswith("slurm_elastic.")
-        if not own and not NOT_THE_SCRIPTS.search(frame.f_code.co_filename):
+        if is_code_of_script(str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename):
             return frame
         frame = frame.f_back
     return None
+
+
+def is_of_script(module: str) -> bool:
+    """Whether a module is the script's own."""
+    return is_code_of_script(module, getattr(sys.modules.get(module), "__file__", None) or "<")
+
+
+@functools.lru_cache(maxsize=1024)
+def is_code_of_script(module: str, file: str) -> bool:
+    return not module.startswith("slurm_elastic.") and not NOT_THE_SCRIPTS.search(file)
 
 
 def scripts() -> Iterator[FrameType]:

@@ -10,7 +10,6 @@ its module and of its own objects, and in their lists, dicts and tuples; not wha
 from __future__ import annotations
 
 import random
-import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
@@ -25,9 +24,10 @@ from torch.utils._pytree import tree_leaves
 from slurm_elastic.protocol.errors import TrainingError
 
 from ...state.variables import Variables
-from .counters import LOOKS
-from .script_frames import NOT_THE_SCRIPTS, assigned, read_next, script, scripts
+from .script_frames import assigned, is_of_script, read_next, script, scripts
 
+LOOKS = 3
+"""Steps after which it is known."""
 MOST = 10_000
 """Entries of a list; longer ones are data."""
 DEPTH = 3
@@ -128,7 +128,7 @@ class Unkept:
         kept, names = survive(parts)
         held = {name: value for name, value in _variables() if name not in names and name not in self._meant}
         now = {
-            name: [(one, _version(one)) for one in states_of(value) if id(one) not in kept]
+            name: [(one, version_of(one)) for one in states_of(value) if id(one) not in kept]
             for name, value in held.items()
         }
         before, self._before = self._before, now
@@ -172,10 +172,9 @@ def _variables() -> Iterator[tuple[str, Any]]:
             if name in anew:
                 continue
             yield name, value
-            if hasattr(value, "__dict__") and not isinstance(value, (nn.Module, type, ModuleType, FunctionType)):
-                file = getattr(sys.modules.get(type(value).__module__), "__file__", None) or "<"
-                if not NOT_THE_SCRIPTS.search(file) and not type(value).__module__.startswith("slurm_elastic."):
-                    yield from ((f"{name}.{key}", entry) for key, entry in vars(value).items())
+            plain = hasattr(value, "__dict__") and not isinstance(value, (nn.Module, type, ModuleType, FunctionType))
+            if plain and is_of_script(type(value).__module__):
+                yield from ((f"{name}.{key}", entry) for key, entry in vars(value).items())
 
 
 def states_of(value: Any, depth: int = DEPTH) -> list[Any]:
@@ -193,7 +192,7 @@ def states_of(value: Any, depth: int = DEPTH) -> list[Any]:
     return [one for entry in entries for one in states_of(entry, depth - 1)]
 
 
-def _version(state: Any) -> Any:
+def version_of(state: Any) -> Any:
     """Another one when it has changed."""
     if isinstance(state, torch.Tensor):
         return state._version

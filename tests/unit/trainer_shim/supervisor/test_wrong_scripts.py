@@ -110,6 +110,12 @@ LOSS = "job.step(torch.nn.functional.cross_entropy(net(x), y))"
             "'last' goes from one step into the loss of the next",
         ),
         ("", "job.step((net(x) @ net(x).t()).logsumexp(1).mean())", "the loss is no mean over samples"),
+        (
+            "scale = 1.0",
+            "loss = torch.nn.functional.cross_entropy(net(x), y); scale = 0.9 * scale + 0.1 * loss.item(); "
+            "job.step(loss / scale)",
+            "the script trains by 'scale', which is ",
+        ),
     ],
 )
 def test_what_each_rank_would_train_by_its_own_rows_is_told(

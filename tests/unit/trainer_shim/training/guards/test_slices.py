@@ -1,0 +1,125 @@
+"""By which variables a script trains on is read off its source: what is logged, or names a file, is not among them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_elastic.trainer_shim.training.guards.slices import at_head
+
+OBJECTS = {"loss", "x", "net", "opt", "batches", "schedule", "steps", "group", "losses", "print", "float", "min"}
+"""What any training has, and functions."""
+LOOP = """
+count, best, bad, total, ema = 0, 9.0, 0, 0.0, 1.0
+{before}
+for x in batches:
+    look()
+    loss = net(x)
+    {loss}
+    loss.backward()
+    opt.step()
+    {after}
+"""
+TRAINER = """
+class Trainer:
+    count = ended = 0
+    def rate(self):
+        return 0.1 / (1 + self.count)
+    def fit(self):
+        for x in batches:
+            look()
+            self.one(x)
+    def one(self, x):
+        net(x).backward()
+        {inside}
+        opt.step()
+        self.count += 1
+Trainer().fit()
+"""
+CALLED = """
+def train(x, number, place):
+    print(place)
+    (net(x) * number).backward()
+    opt.step()
+count = ema = 0
+for x in batches:
+    look()
+    {call}
+    count += 1
+    ema += 1
+"""
+
+
+class Thing:
+    """Anything that is called, or has attributes."""
+
+    param_groups: Any = ({},)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self
+
+    __getattr__ = __rmul__ = __mul__ = __truediv__ = __add__ = __call__
+
+    def __float__(self) -> float:
+        return 1.0
+
+
+def head(folder: Path, source: str) -> set[str]:
+    """What the script trains by where look() is called."""
+    found: list[set[str]] = []
+    (folder / "train.py").write_text(source)
+    names = {name: Thing() for name in ("net", "opt", "schedule", "writer", "evaluate")}
+    values = {**names, "__name__": "__main__", "batches": [0], "look": lambda: found.append(at_head(sys._getframe(1)))}
+    exec(compile(source, folder / "train.py", "exec"), values)
+    return found[0] - OBJECTS
+
+
+@pytest.mark.parametrize(
+    ("loss", "after", "live"),
+    [
+        ("pass", "count += 1\n    if count >= 9: break", {"count"}),
+        ("pass", "count += 1\n    opt.param_groups[0]['lr'] = 0.1 / count", {"count"}),
+        ("loss = loss * 0.9 ** count", "count += 1", {"count"}),
+        ("ema = 0.9 * ema + 0.1 * float(loss)\n    loss = loss / ema", "pass", {"ema"}),
+        ("pass", "bad = 0 if best > 1 else bad + 1\n    best = min(best, 1)\n    if bad > 3: break", {"bad", "best"}),
+        ("weight = 1.0\n    if count > 5: weight = 0.5\n    loss = loss * weight", "count += 1", {"count"}),
+        ("pass", "count += 1\n    if count % 2: continue\n    schedule.step()", {"count"}),
+        # Only logged, or names of files.
+        ("pass", "count += 1\n    if count % 5 == 0: print(count, total / count)\n    total += float(loss)", set()),
+        ("pass", "count += 1\n    if count % 5 == 0: loss = float(loss)\n    print(loss)", set()),
+        ("pass", "if total > best: best = total; writer.save(f'best-{count}.pt')\n    count += 1", set()),
+        ("count = 0", "count += 1\n    if count > 3: break", set()),  # begun anew in each step
+    ],
+)
+def test_a_loop(tmp_path: Path, loss: str, after: str, live: set[str]) -> None:
+    assert head(tmp_path, LOOP.format(before="", loss=loss, after=after)) == live
+
+
+@pytest.mark.parametrize(
+    ("inside", "live"),
+    [
+        ("for group in opt.param_groups: group['lr'] = self.rate()", {"self.count"}),
+        ("if self.count > 3: self.ended = 1", set()),
+        ("writer.add_scalar('rate', self.rate(), self.count)", set()),
+    ],
+)
+def test_a_trainer(tmp_path: Path, inside: str, live: set[str]) -> None:
+    """Attributes, read by methods that its loop calls."""
+    assert head(tmp_path, TRAINER.format(inside=inside)) & {"self.count", "self.ended"} == live
+
+
+@pytest.mark.parametrize(
+    ("call", "live"),
+    [
+        ("train(x, count, ema)", {"count"}),
+        ("train(x, place=count, number=ema)", {"ema"}),
+        ("train(x, 1, 2); print(count)", set()),
+        ("train(x, 1, 2) if ema < 5 else None", set()),
+    ],
+)
+def test_a_function(tmp_path: Path, call: str, live: set[str]) -> None:
+    """By which of its arguments it trains."""
+    assert head(tmp_path, CALLED.format(call=call)) - {"train"} == live
