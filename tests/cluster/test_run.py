@@ -197,6 +197,24 @@ def test_put_back_at_another_size_and_preempted_it_goes_on(start: Start) -> None
     job.finish()
 
 
+def test_put_back_by_slurm_after_its_node_failed_it_goes_on(empty_sandbox: Sandbox, start: Start) -> None:
+    """Its node dies with all that runs there, supervisor and workers, and Slurm starts it again on another one: it goes
+    on from its checkpoint, and every sample counts once."""
+    job = start("-N1 --gres=gpu:2", 4000, words="--checkpoint-every 1", alone=True)
+    wait_until(lambda: [*job.folder.glob(f".selastic/{job.id}/checkpoints/step-*/checkpoint.json")], 60, job.text)
+    node = job.field("NodeList")
+    try:
+        kill_targets.end_node(empty_sandbox, node)
+        job.slurm("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+        job.comes_back(Size(1, 2))
+        job.says("generation 2: 2 workers (1 x 2 of base), from checkpoint", 90)
+        assert job.field("Restarts") == "1" and job.field("NodeList") != node
+    finally:
+        job.slurm("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        empty_sandbox.start_daemon(f"slurmd-{node}")
+    job.finish()
+
+
 def test_component_is_dropped(start: Start) -> None:
     """A heterogeneous job trains over both components, and on one after the other was cancelled."""
     job = start("-N1 --gres=gpu:1 : -N1 --gres=gpu:2", 8000)

@@ -21,8 +21,8 @@ DEPTH, ENTRIES = 3, 1000
 FURTHER = (1, 50, 7_777, 1_000_003)
 DEPENDS = (
     "samples of the {0} depend on its attribute '{1}', which fetching them changes: each worker has fetched others, "
-    "and one that joins or starts again none; accepted: what follows from the sample's number and from torch's, NumPy's "
-    "or Python's random numbers, which are seeded for each sample, or join(meant=['{1}']) where that is meant"
+    "and one that joins or starts again none; accepted: what follows from the sample's number and from the random "
+    "numbers of torch, NumPy and Python, which are seeded for each sample, or join(meant=['{1}']) where that is meant"
 )
 
 

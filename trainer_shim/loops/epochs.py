@@ -17,6 +17,7 @@ from slurm_elastic.protocol.errors import TrainingError
 from ..control.worker_client import ComingWorld
 from ..data.loader import Feed, to_device
 from ..data.sampling import COMPUTED_FROM, Micro, mix, seed_all
+from ..training.guards.script_frames import line_under_way
 from ..training.session import Session
 from ..world.agreement import TallyReader
 from .iterations import OwnLoop
@@ -109,6 +110,7 @@ class EpochLoop:
             if on_purpose():  # the loop was left early
                 if self.micro is not None and self._own_loop.models:
                     self._own_loop.batch_left(self.micro)
+                session.replica_check.left = line_under_way()
                 session.pass_boundary.begin()
             raise
         finally:

@@ -88,6 +88,11 @@ def groups(places: dict[int, Place]) -> list[tuple[Place, list[int]]]:
     return sorted(found.items(), key=lambda item: (item[0].waits, len(item[1]), item[1]))
 
 
+def is_for_good(places: dict[int, Place]) -> bool:
+    """Whether ranks wait for each other at several of the script's lines, so that no step can come any more."""
+    return all(found.waits for found in places.values()) and len({found.at for found in places.values()}) > 1
+
+
 def _verdict(places: dict[int, Place]) -> str:
     if len(places) < 2:
         return ""

@@ -166,6 +166,12 @@ class WorkerMessages(Part[SupervisorContext]):
         return compared | named | ({} if found.kind == bottleneck.COMMUNICATION else where)
 
 
+APART = (
+    "the job ends: ranks that wait for each other at other lines never go on. What leaves a loop, or skips a step, has "
+    "to be the same on each rank: job.global_step, or what they have made together (torch.distributed.all_reduce)"
+)
+
+
 class Hangs(Part[SupervisorContext]):
     """The part of the machine that notices when no step is done any more, and asks the ranks where they are, once."""
 
@@ -281,8 +287,9 @@ class Hangs(Part[SupervisorContext]):
         nodes = {rank: context.workers[name].agent[1] for name, rank in ranks.items() if name in context.workers}
         over = context.mode is Mode.FINISHING
         said = hangs.sentence(for_s, self._usual_s, places, nodes, over)
-        ends_s = 0.0 if over else context.limits.hang_end_s
+        for_good, ends_s = hangs.is_for_good(places) and not over, 0.0 if over else context.limits.hang_end_s
         then = f"the world is ended after {ends_s:.0f} s" if ends_s else "nothing was ended"
+        then = APART if for_good else then
         context.do(Print(f"{said}; the whole stacks are in the logs of the ranks, and {then}"))
         for _, same in hangs.groups(places)[: hangs.SHOWN_GROUPS]:
             seen = answers[same[0]]
@@ -290,6 +297,9 @@ class Hangs(Part[SupervisorContext]):
             for frame in frames[:SHOWN_FRAMES]:
                 context.do(Print(f"  rank {same[0]}| {frame}"))
         context.tell(0, "stalled", said[:1000], pause_s=for_s)
+        if for_good:
+            context.end(1)
+            return
         context.stalled = not over
         if ends_s:
             context.timers.set(HangEndTimer(), max(context.now, self._since + ends_s))

@@ -43,6 +43,10 @@ NUMBERS = (
     "the script trains by '{0}', which is {1} on rank 0 and {2} on rank {3}: each makes it of its own samples; "
     "accepted: what all ranks make it of together (torch.distributed.all_reduce), or join(meant=['{0}'])"
 )
+LEFT_ALONE = (
+    "rank {0} has left a pass over job.loader() at {1}, and rank {2} went on: what ends a pass has to be the same on "
+    "each; accepted: job.global_step, or what they have made together (torch.distributed.all_reduce)"
+)
 FIRST = (4, 16, 64)
 """Steps of a world whose votes carry a checksum, ..."""
 EVERY = 100
@@ -101,6 +105,8 @@ class ReplicaCheck:
         self._looked_at = time.monotonic()
         self.meant = set[str]()
         """Names of which the script says that what they do is meant."""
+        self.left = ""
+        """Where the script has left a pass early, which nobody has compared yet."""
         self.numbers: dict[str, str] = {}
         """By which the script trains, and that have changed."""
         self.same_inputs = False
@@ -122,7 +128,7 @@ class ReplicaCheck:
         self._votes, self._begins, self._wanted = 0, world.size > 1, False
         self._one_kind = len(kinds) == 1
         self._notes, self.has_part = world.size > 1 and not self.same_inputs, False
-        self._inputs = []
+        self._inputs, self.left = [], ""
         self._copied = self._said = None
 
     def close(self) -> None:
@@ -196,7 +202,7 @@ class ReplicaCheck:
             self._said = copied
             plain, tensors = copied.digests(WORD_BITS)
             return dataclasses.replace(vote, word=plain ^ tensors if self._alike else plain)
-        if rank == 0 and time.monotonic() - self._looked_at > EVERY_S:
+        if self.left or (rank == 0 and time.monotonic() - self._looked_at > EVERY_S):
             return dataclasses.replace(vote, look=True)
         return vote
 
@@ -216,6 +222,7 @@ class ReplicaCheck:
             self._check_buffers(world)
             return self.compare(world)
         if said is None or (sums.alike and self._alike):
+            self.left = self.left if said is None else ""
             return ""
         return self._difference(world, said) if not sums.alike else self.compare(world, said)
 
@@ -245,6 +252,10 @@ class ReplicaCheck:
         everyone = objects.gather(
             (self._key(world, held), held.values, dict(zip(held.names, held.read(), strict=True))), world.group
         )
+        left = {rank: str(values.get("left", "")) for rank, (_, values, _) in enumerate(everyone)}
+        for rank, other in itertools.permutations(left, 2):
+            if left[rank] and not left[other]:
+                raise TrainingError(LEFT_ALONE.format(rank, left[rank], other))
         found: list[tuple[int, int, str]] = []
         for name in dict.fromkeys(name for _, values, _ in everyone for name in values):
             found += _odd({rank: (entry[1].get(name),) for rank, entry in enumerate(everyone)}, name)
@@ -273,6 +284,7 @@ class ReplicaCheck:
         """What this rank holds now."""
         progress = self._state.progress
         values: dict[str, Any] = {f"position ({name})": getattr(progress, name) for name in POSITION}
+        values |= {"left": self.left} if self.left else {}
         tensors: dict[str, torch.Tensor] = {}
         for name, value in self._named():
             if isinstance(value, torch.Tensor):

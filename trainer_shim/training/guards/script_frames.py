@@ -11,6 +11,7 @@ import functools
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -28,6 +29,12 @@ def script(frame: FrameType | None = None) -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
+
+
+def line_under_way() -> str:
+    """Where the script is, `train.py line 12`."""
+    frame = script(sys._getframe(1))
+    return f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}" if frame is not None else "a line"
 
 
 def is_of_script(module: str) -> bool:

@@ -23,6 +23,8 @@ SEEDS = {"manual_seed", "seed"}
 RATES = {"lr", "weight_decay", "momentum", "betas", "param_groups"}
 NO_PLACE = {"rank", "world_size", "device", "log", "share", "batch"}
 """Of a job, what does not say how far the training is."""
+LOGS = {"print", "log", "debug", "info", "warning", "add_scalar", "add_scalars", "set_postfix", "set_description"}
+PURE = {"float", "int", "len", "list", "max", "min", "round", "sum"}
 DEPTH = 3
 APART = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
@@ -45,13 +47,44 @@ def at_head(frame: FrameType) -> set[str]:
     return set[str]().union(*around) - _placed(tree, values)
 
 
+def only_logged(file: str, name: str) -> bool:
+    """Whether all that a script does with a variable is to make it of what it was, and to log it, or what is made of
+    it."""
+    tree, names, before = _parsed(file), {name}, set[str]()
+    while names != before:
+        before = set(names)
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Assign, ast.AugAssign)) and _names(node.value) & names:
+                names.update(map(_key, _targets(node)))
+    return bool(tree.body) and not _uses(tree, names)
+
+
+def _uses(node: ast.AST, names: set[str]) -> bool:
+    called = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+    if called in LOGS:
+        return False
+    if isinstance(node, (ast.Assign, ast.AugAssign)) and names.issuperset(map(_key, _targets(node))):
+        calls = [
+            part for part in ast.walk(node.value) if isinstance(part, ast.Call) and isinstance(part.func, ast.Name)
+        ]
+        return any(_names(call) & names and _key(call.func) not in PURE for call in calls)
+    if isinstance(node, ast.Name):
+        return node.id in names and isinstance(node.ctx, ast.Load)
+    return any(_uses(child, names) for child in ast.iter_child_nodes(node))
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(file: str) -> ast.Module:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return ast.Module([], [])
+
+
 @functools.lru_cache(maxsize=64)
 def _tree(code: CodeType) -> Any:
     """The module, or the function, that a code is of; None where its source is not to be had."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
-    except SyntaxError:
-        return None
+    tree = _parsed(code.co_filename)
     if code.co_name == "<module>":
         return tree
     found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == code.co_name]

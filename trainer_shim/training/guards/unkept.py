@@ -25,6 +25,7 @@ from slurm_elastic.protocol.errors import TrainingError
 
 from ...state.variables import Variables
 from .script_frames import assigned, is_of_script, read_next, script, scripts
+from .slices import only_logged
 
 LOOKS = 3
 """Steps after which it is known."""
@@ -120,7 +121,7 @@ class Unkept:
     def look(self, step: int, parts: Iterable[Any]) -> None:
         """Between two steps, below the script's loop. parts: what survives. Raises TrainingError for what flows into
         the loss."""
-        if self._looks == LOOKS or step == self._seen or script() is None:
+        if self._looks == LOOKS or step == self._seen or (frame := script()) is None:
             return
         flow, looks = self._flow, self._looks + 1
         self.leave()
@@ -148,7 +149,8 @@ class Unkept:
         if into_loss:
             raise TrainingError(CARRIED.format(min(into_loss)))
         for name in sorted(changed):
-            if not tensors[name] or (flow is not None and name in flow.of(tensors[name])):
+            made_of_itself = not tensors[name] or (flow is not None and name in flow.of(tensors[name]))
+            if made_of_itself and not only_logged(frame.f_code.co_filename, name):
                 self._say(UNKEPT.format(name))
 
 

@@ -14,7 +14,7 @@ from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.trainer_shim.allocation.pieces.actions import Print, QuitAgent, Tell
 from slurm_elastic.trainer_shim.node import stack_dump
 from slurm_elastic.trainer_shim.numerics.patience import FIRST_STEPS_S, LONGEST_PATIENCE_S, patience
-from slurm_elastic.trainer_shim.supervisor.hang_detection import Place, place, ranges, sentence
+from slurm_elastic.trainer_shim.supervisor.hang_detection import Place, is_for_good, place, ranges, sentence
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import AskStacks, Kill, Send
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import HangTimer, StackSeen, WorkerExit
@@ -97,6 +97,8 @@ def test_one_sentence_says_who_waits_for_whom() -> None:
     assert "rank 1 on n0 is stopped by a signal; rank 0" in said
     barrier = place((f"{TORCH}/distributed/distributed_c10d.py:48 barrier", "/home/a/train.py:9 main"))
     assert sentence(63.2, 0.0, {0: waiting, 1: barrier}, nodes).endswith("; all wait, and not in the same call")
+    assert is_for_good({0: waiting, 1: barrier}) and not is_for_good({0: waiting, 1: waiting, 2: waiting})
+    assert not is_for_good({0: loading, 1: barrier})
     alone = "; nobody else has come to the barrier() at train.py line 9 in main(), which needs every rank"
     assert sentence(63.2, 0.0, {0: loading, 1: barrier}, nodes).endswith(alone)
     assert ranges([7, 1, 2, 3]) == "1-3, 7"

@@ -87,6 +87,20 @@ def test_a_worker_that_leaves_the_loop_alone_is_told_so(start: Start, tmp_path: 
     assert "has left the job's loop, and others went on" in run.text() and "starting again" not in run.text()
 
 
+@pytest.mark.parametrize("behind", ["", "    job.once(print)"])
+def test_a_worker_that_leaves_a_pass_alone_is_told_so(start: Start, tmp_path: Path, behind: str) -> None:
+    """By a condition of its own rows, say: within two steps; or as nobody goes on, where it waits for the others."""
+    leaves = f"    if job.rank == 1 and job.global_step == 9:\n            break\n{behind}\njob.log("
+    script = TRAIN.replace("job.log(", f"    {leaves}")
+    (tmp_path / "train.py").write_text(script)
+    run = start("--nproc 2 --hang-after 3", 400, 2, 0, alone=True)
+    assert run.wait() == 1, run.text()
+    line = line_of(script, "job.once" if behind else "break")
+    alone = f"rank 1 has left a pass over job.loader() at train.py line {line}, and rank 0 went on"
+    assert (f"waits for the other ranks at train.py line {line}; all wait" if behind else alone) in run.text()
+    assert "starting again" not in run.text()
+
+
 CENTRED = """class Centred(torch.nn.Linear):
     def forward(self, x):
         y = super().forward(x)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.trainer_shim.training.guards.slices import at_head
+from slurm_elastic.trainer_shim.training.guards.slices import at_head, only_logged
 
 OBJECTS = {"loss", "x", "net", "opt", "batches", "schedule", "steps", "group", "losses", "print", "float", "min"}
 """What any training has, and functions."""
@@ -123,3 +123,21 @@ def test_a_trainer(tmp_path: Path, inside: str, live: set[str]) -> None:
 def test_a_function(tmp_path: Path, call: str, live: set[str]) -> None:
     """By which of its arguments it trains."""
     assert head(tmp_path, CALLED.format(call=call)) - {"train"} == live
+
+
+@pytest.mark.parametrize(
+    ("used", "logged"),
+    [
+        ("print(epoch, tally.tolist())", True),
+        ("hits = tally.diag()\nshare = hits.sum() / tally.sum()\nwriter.add_scalar('hits', share.item(), 3)", True),
+        ("tally = tally * 0", True),
+        ("torch.save(tally, 'tally.pt')", False),
+        ("share = tally.mean()\nif share > 0.5: stop()", False),
+        ("weights = balanced(tally)\nprint(weights)", False),
+        ("loss = (loss * tally).mean()\nloss.backward()", False),
+        ("def evaluate():\n    return tally.max()", False),
+    ],
+)
+def test_a_tally_is_only_logged(tmp_path: Path, used: str, logged: bool) -> None:
+    (tmp_path / "train.py").write_text(f"tally = torch.zeros(9)\ntally += torch.bincount(net(x))\n{used}\n")
+    assert only_logged(str(tmp_path / "train.py"), "tally") == logged

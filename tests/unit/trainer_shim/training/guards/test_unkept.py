@@ -39,6 +39,7 @@ def test_an_average_that_nobody_keeps_is_named(
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     average, total, weights = made_of(model), torch.zeros(()), list(model.parameters())
+    tally = torch.zeros(4)  # of which more than a line of output follows nowhere
     net = job.wrap(model, optimizer) if way == "wrap" else job.replicate(model)
     if way == "replicate":
         job.keep(optimizer=optimizer)
@@ -56,6 +57,8 @@ def test_an_average_that_nobody_keeps_is_named(
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=False)
             total += loss.detach()
+            tally += loss.detach()
+            print(tally)
             with torch.no_grad():
                 for entry, weight in zip(values(average), weights, strict=True):
                     entry.lerp_(weight, 0.1)
