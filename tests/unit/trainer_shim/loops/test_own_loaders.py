@@ -90,7 +90,7 @@ def test_a_data_loader_with_an_order_of_its_own_is_refused(made: list[elastic.Jo
 def test_batches_are_counted_on_after_a_restart(made: list[elastic.Job], tmp_path: Path) -> None:
     """loader.done is where this worker begins: in the middle of a pass, and at 0 in the next one."""
     for begins, until in ((0, 2), (2, 100)):
-        job, net, optimizer = own(made, checkpoints=tmp_path)
+        job, net, optimizer = own(made, checkpoints=tmp_path, meant=["counted"])
         loader = job.loader(DATA)
         counted = []
         for epoch in job.epochs(2):
