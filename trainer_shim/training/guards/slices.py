@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
 import linecache
 from collections.abc import Iterable, Mapping
 from types import CodeType, FrameType, FunctionType
@@ -231,7 +230,8 @@ class _Slice:
         if function is None:
             return False, set()
         trains, live = _entry(function, self._depth)
-        names, found = [*inspect.signature(function).parameters][bool(receiver) :], set[str]()
+        code, found = function.__code__, set[str]()
+        names = code.co_varnames[bool(receiver) : code.co_argcount + code.co_kwonlyargcount]
         given = dict[Any, ast.AST](zip(names, call.args, strict=False))
         given |= {word.arg: word.value for word in call.keywords}
         for name in live:
