@@ -103,9 +103,9 @@ def test_the_table_has_a_verdict_for_each_check_and_each_bar() -> None:
 
 
 def test_all_deadlines_together_fit_the_time_that_a_machine_is_there() -> None:
-    """330 s, and every check is a file of this tree."""
+    """465 s, and every check is a file of this tree."""
     checks = [check for suite in runner.SUITES.values() for check in suite]
-    assert sum(check.seconds for check in checks) <= 330
+    assert sum(check.seconds for check in checks) <= 465
     assert all((ROOT / check.file).is_file() for check in checks)
 
 
