@@ -77,7 +77,8 @@ def former_build(folder: Path) -> Build | None:
         return None
     with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
         archive.extractall(folder / "slurm_elastic", filter="data")
-    return Build(folder, VERSION - 1, "service")
+    [version] = re.findall(r"^VERSION = (\d+)$", (folder / "slurm_elastic/protocol/codec.py").read_text(), flags=re.M)
+    return Build(folder, int(version), "service")
 
 
 def next_build(folder: Path) -> Build:
