@@ -46,6 +46,7 @@ COMMANDS = (
     Command("unpin", _HERE + "pin", "let a pinned job be resized again", "add_unpin_arguments", "run_unpin"),
     Command("hosts", _HERE + "hosts", "pairs of hosts that do not reach each other; clear them"),
     Command("queue", _HERE + "queue", "when waiting jobs will start, and why in this order"),
+    Command("power", _HERE + "power", "which idle nodes sleep, and what that has brought"),
     Command("run", "slurm_elastic.trainer_shim.supervisor.cli", "run a training script on everything the job holds"),
     Command("hold", "slurm_elastic.trainer_shim.hold.cli", "run a command whose nodes come and go with the job"),
     Command("tell", "slurm_elastic.trainer_shim.hold.tell", "within `selastic hold`: say how fast a program is"),

@@ -93,6 +93,8 @@ class EventKind(Explained):
     RESUME = "resume", "Slurm is asked to start a waiting job at another size"
     FREE = "free", "Slurm is asked to end the reservation that kept nodes for the job"
     PRIORITIZE = "prioritize", "Slurm is asked for another site factor in the priority of a waiting job"
+    POWER_DOWN = "power_down", "Slurm is asked to put an idle node to sleep (job 0)"
+    POWER_UP = "power_up", "Slurm is asked to wake a node that was put to sleep (job 0)"
     REFUSED = "refused", "Slurm has refused; the detail has its words"
     FINISHED = "finished", "the training has ended; the detail has the exit code"
     ENDED = "ended", "the Slurm job has ended"

@@ -172,6 +172,42 @@ class Prioritize(JobAct):
 
 
 @dataclass(frozen=True)
+class NodeAct(Act):
+    """Something that Slurm is asked for about a node's power."""
+
+    node: str
+    why: str
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(NODE, self.node)
+
+
+class PowerDown(NodeAct):
+    """Let a node sleep that is idle."""
+
+    kind = EventKind.POWER_DOWN
+
+    def ask(self, client: SlurmClient) -> None:
+        client.set_power(self.node, False)
+
+    def sentence(self) -> str:
+        return f"let {self.node} sleep: {self.why}"
+
+
+class PowerUp(NodeAct):
+    """Wake a node."""
+
+    kind = EventKind.POWER_UP
+
+    def ask(self, client: SlurmClient) -> None:
+        client.set_power(self.node, True)
+
+    def sentence(self) -> str:
+        return f"wake {self.node}: {self.why}"
+
+
+@dataclass(frozen=True)
 class _OfResize(JobAct):
     """A step of a resize that fails when Slurm refuses it."""
 

@@ -15,6 +15,7 @@ from slurm_elastic.db.rows import REQUEUE, CheckpointRow, DecisionRow, ResizeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers.by_route import Health, ModelsInUse
 from slurm_elastic.protocol.answers.history import PlanNote
+from slurm_elastic.protocol.answers.power import Power
 from slurm_elastic.protocol.answers.queue import Queue
 from slurm_elastic.protocol.answers.record import read, redacted
 from slurm_elastic.protocol.codec import VERSION
@@ -287,6 +288,13 @@ class DaemonController:
             if mine or viewer.admin or not viewer.private
         )
         return Queue(at=found.at, mode=found.mode, lacks=found.lacks, jobs=shown)
+
+    def power(self) -> Power:
+        """Which nodes sleep. Raises NotFound where the service is off."""
+        found = self.rounds.power()
+        if found is None:
+            raise NotFound('the service power is off; accepted: services = ["power=review"] in selasticd.toml')
+        return found
 
     def dry_plan(self) -> Sequence[DecisionRow]:
         rows = (row for proposal in self.rounds.dry_run() for row in proposal.rows)

@@ -97,6 +97,10 @@ class Views:
     async def queue(self, call: Call[NoQuery, None]) -> object:
         return await self._shares.run(call.viewer, partial(self.planner.queue, call.viewer))
 
+    async def power(self, call: Call[NoQuery, None]) -> object:
+        """Which nodes sleep."""
+        return await self._shares.run(call.viewer, self.planner.power)
+
     async def probes(self, call: Call[NoQuery, None]) -> object:
         return await self._made(call, reports.probes, call.viewer)
 

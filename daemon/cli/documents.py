@@ -43,7 +43,7 @@ REQUEST = {
     "guard": "per cent of its value that a sample must keep at a larger batch, 1 to 100 (default: none)",
     "speedup": "of selastic hold: linear, or how much of twice as fast twice the GPUs are (default: none)",
 }
-TABLES = ("status", "acct", "events", "plan", "queue", "predict", "hosts")
+TABLES = ("status", "acct", "events", "plan", "queue", "power", "predict", "hosts")
 """Commands with FIELDS."""
 EXAMPLES = (
     ("selastic sbatch --elastic=gpus=2-16,batch=256-4096 train.sh", "submit an elastic job"),

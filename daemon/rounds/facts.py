@@ -50,6 +50,8 @@ UNKNOWN = "UNKNOWN"
 """Slurmdbd did not answer; it is not asked again."""
 ANEW_S = 300.0
 """How long the model of a name is kept."""
+MOST_EVENTS = 20_000
+"""Of nodes' power and the services' own that are read again after a start: some months."""
 
 
 class QueuedJobs:
@@ -212,6 +214,10 @@ class StoredFacts:
             # What Slurm refused to take back stands.
             if event.detail["factor"] or (job_id in refused and refused[job_id].id > event.id)
         }
+
+    def power_events(self) -> Sequence[EventRow]:
+        kinds = (EventKind.POWER_DOWN, EventKind.POWER_UP, EventKind.REFUSED, EventKind.SERVICE)
+        return self._store.events.of(0, MOST_EVENTS, kinds)
 
     def refused(self, seen: Observation) -> dict[int, Mapping[EventKind, Refusal]]:
         """What Slurm refuses to do about running elastic jobs now, by job id."""

@@ -16,6 +16,7 @@ from dataclasses import replace
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.answers.power import Power
 from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable, StoreError
 from slurm_elastic.protocol.messages import Resize
@@ -193,6 +194,11 @@ class Rounds:
         """Waiting jobs in the order of the service `queue`; None: it is off, or has not been asked yet."""
         with self._lock:
             return self.services.queue.foretold()
+
+    def power(self) -> Power | None:
+        """Nodes as the service `power` has them; None: it is off, or has not been asked yet."""
+        with self._lock:
+            return self.services.power.report()
 
     def _round(self) -> bool:
         if self.mode == "off":

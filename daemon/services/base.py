@@ -61,6 +61,9 @@ class Facts(Protocol):
     def site_factors(self, job_ids: Collection[int]) -> Mapping[int, int]:
         """What was last added to the priorities of these jobs, by job id; of those to which something was."""
 
+    def power_events(self) -> Sequence[EventRow]:
+        """What was done to nodes, and what was needed of them, the oldest first."""
+
 
 @record(frozen=True, slots=True)
 class Observation:

@@ -17,9 +17,10 @@ from ..actions.action import Action
 from ..planner.settings import PlannerSettings
 from .base import ACT, OFF, REACHES, Observation, Proposal, Service
 from .elastic import ElasticJobs
+from .power.service import NodePowers
 from .queue.service import QueueOrder
 
-SERVICES: tuple[type[Service], ...] = (ElasticJobs, QueueOrder)
+SERVICES: tuple[type[Service], ...] = (ElasticJobs, QueueOrder, NodePowers)
 Fence = Callable[[Service], AbstractContextManager[Any]]
 
 
@@ -34,6 +35,7 @@ class Services:
         self.every = tuple(kind() for kind in SERVICES)
         self.elastic = next((one for one in self.every if isinstance(one, ElasticJobs)), ElasticJobs())
         self.queue = next((one for one in self.every if isinstance(one, QueueOrder)), QueueOrder())
+        self.power = next((one for one in self.every if isinstance(one, NodePowers)), NodePowers())
         self._in_mode = {settings.mode: settings}
 
     def proposals(

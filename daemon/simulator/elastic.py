@@ -102,6 +102,9 @@ class Elastic(Simulation):
     def site_factors(self, job_ids: Collection[int]) -> Mapping[int, int]:
         return {}
 
+    def power_events(self) -> Sequence[EventRow]:
+        return ()
+
     def _progress(self, i: int, version: int) -> None:
         super()._progress(i, version)
         if i + 1 in self.states.stale:  # another phase: a large batch is worth something else

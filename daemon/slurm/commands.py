@@ -85,7 +85,7 @@ class CommandClient(SlurmClient):
         self._of_thread = threading.local()
         self._reader = parse.JobReader()
         self._prefix = tuple(prefix)
-        self._operator = False
+        self._operator = self._administrator = False
         # Nothing else of the caller's environment: SQUEUE_*, SLURM_JOB_ID and the like change what the commands do.
         self._environment = {"PATH": path, "HOME": os.environ.get("HOME", "/"), "LANG": "C.UTF-8"}
         slurm_conf = slurm_conf or os.environ.get("SLURM_CONF", "")
@@ -113,6 +113,7 @@ class CommandClient(SlurmClient):
         if enforced & {"limits", "safe"}:
             known = accounting.limits(self._shown("show", "assoc_mgr", "flags=assoc,qos"), "safe" in enforced)
         kept = site.reservations(self._shown("-o", "show", "reservation"))
+        never_sleep, never_parts = site.suspend_excluded(config)
         switches: dict[str, str] = {}
         with contextlib.suppress(SlurmUnreachable):  # a site without switches says so with an error; slurmctld answers
             switches = site.switches(self._shown("show", "topology"))
@@ -121,7 +122,10 @@ class CommandClient(SlurmClient):
             holds_those_below=self.release() >= site.ACCOUNTS_HOLD_THOSE_BELOW,
             needs_switch=bool(switches) and self.release() < site.STARTS_UNDER_NO_SWITCH,
             power_saving=site.saves_power(config),
-            can_suspend=site.can_suspend(config),
+            can_suspend=(can_suspend := site.can_suspend(config)),
+            suspend_excluded=never_sleep,
+            suspend_excluded_partitions=never_parts,
+            administers=can_suspend and self._administers(),
             bf_interval_s=site.bf_interval_s(config),
             counts_shares=site.counts_shares(config),
             partition_users=known.partition_users,
@@ -184,6 +188,11 @@ class CommandClient(SlurmClient):
 
     def set_site_factor(self, job_id: int, factor: int) -> None:
         self._update(str(pending_resize.job_number(job_id)), f"SiteFactor={int(factor)}")
+
+    def set_power(self, node: str, awake: bool) -> None:
+        name = fold(pending_resize.node_names([node], "a node's power"))
+        words = ["update", f"NodeName={name}", f"State={'POWER_UP' if awake else 'POWER_DOWN_ASAP'}"]
+        self._scontrol(words, f"{'wake' if awake else 'put to sleep'} node {node}")
 
     def _shown(self, *words: str) -> str:
         return self._printed("scontrol", *words)
@@ -271,10 +280,11 @@ class CommandClient(SlurmClient):
         """Where slurmctld reaches each node: a name or an address."""
         return tuple(dict.fromkeys(self._printed("sinfo", "-h", "-a", "-N", "-o", "%o").split()))
 
-    def operators(self) -> frozenset[str]:
-        """Names of the users who are Operator or Administrator in Slurm; none without slurmdbd."""
+    def operators(self, *levels: str) -> frozenset[str]:
+        """Names of the users who are Operator or Administrator in Slurm; none without slurmdbd. levels: the first
+        letters of those that count, in place of both."""
         users = self._users("format=User,AdminLevel")
-        return frozenset(name for name, _, level in users if level.lower().startswith(("operator", "admin")))
+        return frozenset(name for name, _, level in users if level.lower().startswith(levels or ("operator", "admin")))
 
     def coordinated(self, user: str) -> frozenset[str]:
         """The accounts whose jobs this user may change as their coordinator; none without slurmdbd."""
@@ -297,6 +307,14 @@ class CommandClient(SlurmClient):
             with contextlib.suppress(KeyError):  # in a container the user may have no name
                 self._operator = self.may_change(pwd.getpwuid(os.geteuid()).pw_name) is None
         return self._operator
+
+    def _administers(self) -> bool:
+        """Whether the caller may change nodes; asked again until that is so."""
+        if not self._administrator:
+            with contextlib.suppress(KeyError, SlurmError):
+                user = pwd.getpwuid(os.geteuid()).pw_name
+                self._administrator = user in ("root", self.slurm_user()) or user in self.operators("admin")
+        return self._administrator
 
     def qos_names(self) -> frozenset[str]:
         """Every QOS that slurmdbd knows."""

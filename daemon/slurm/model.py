@@ -30,7 +30,8 @@ _UNUSABLE_FLAGS = frozenset({
     "UNKNOWN"
 })  # fmt: skip
 
-_ASLEEP_FLAGS = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN"})
+POWERS_DOWN = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN"})
+POWERS_UP = frozenset({"POWERING_UP", "POWER_UP"})
 
 
 @record(frozen=True, slots=True)
@@ -145,9 +146,9 @@ class Node:
     @property
     def asleep(self) -> bool:
         """Whether power saving has put it to sleep, and nothing else keeps Slurm from starting a job on it."""
-        if self.flags.isdisjoint(_ASLEEP_FLAGS):
+        if self.flags.isdisjoint(POWERS_DOWN):
             return False
-        return bool(self.flags & _USABLE_STATES) and not self.flags & (_UNUSABLE_FLAGS - _ASLEEP_FLAGS)
+        return bool(self.flags & _USABLE_STATES) and not self.flags & (_UNUSABLE_FLAGS - POWERS_DOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +281,14 @@ class SlurmClient(Protocol):
         """Add this to the priority of a waiting job, in place of what was added before: 0 or more.
 
         All tasks of an array that wait get it. Refused: for callers who are not Slurm operators; where priorities are
-        not priority/multifactor it is taken, and has no effect (see Site.orders_queue).
+        not priority/multifactor it is taken, and has no effect (see Site.multifactor).
+        """
+
+    def set_power(self, node: str, awake: bool) -> None:
+        """Let a node sleep, once its jobs have ended and without starting others there, or wake one that sleeps.
+
+        Refused: for callers who are not Slurm administrators. A node that sleeps is woken by a job that Slurm starts
+        there, too; one that is still on its way to sleep cannot be woken.
         """
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:

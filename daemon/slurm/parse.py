@@ -298,9 +298,17 @@ def _tres(text: str) -> Mapping[str, str]:
     return MappingProxyType(dict(part.split("=", 1) for part in _given(text).split(",") if part))
 
 
+_MARKS = {
+    **{"~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN", "$": "MAINT", "-": "PLANNED"},
+    **{"@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "*": "NOT_RESPONDING"},
+}
+"""What sinfo puts behind a state where it prints no flag for it."""
+
+
 def state_flags(text: str) -> frozenset[str]:
-    """{"MIXED", "DRAIN"} for "mixed+drain*"."""
-    return frozenset(text.rstrip("*~#!%$@^-").upper().split("+"))
+    """{"MIXED", "DRAIN", "NOT_RESPONDING"} for "mixed+drain*"."""
+    state = text.rstrip("".join(_MARKS))
+    return frozenset(state.upper().split("+")).union(_MARKS[mark] for mark in text[len(state) :])
 
 
 def mib(text: str) -> float:

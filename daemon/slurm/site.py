@@ -102,6 +102,11 @@ class Site:
     """Slurm puts nodes to sleep that have been idle for a while."""
     can_suspend: bool = False
     """It has a program for that."""
+    suspend_excluded: frozenset[str] = frozenset()
+    """Nodes that never sleep."""
+    suspend_excluded_partitions: frozenset[str] = frozenset()
+    administers: bool = False
+    """The daemon may change nodes."""
     partitions: Mapping[str, PartitionRules] = field(default_factory=dict)
     holds_those_below: bool = False
     """A partition's list of accounts counts for all accounts below these, too."""
@@ -182,6 +187,13 @@ def saves_power(config: str) -> bool:
 def can_suspend(config: str) -> bool:
     """Whether it has a program for that: a partition may have a time of its own."""
     return configured(config, "SuspendProgram") != ""
+
+
+def suspend_excluded(config: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Nodes and partitions that never sleep, of `scontrol show config`. Of n[1-4]:2, where two of four may, none
+    does."""
+    nodes, parts = (configured(config, key) for key in ("SuspendExcNodes", "SuspendExcParts"))
+    return frozenset(expand(re.sub(r":\d+", "", nodes))), frozenset(re.sub(r":\d+", "", parts).split(",")) - {""}
 
 
 def partitions(text: str, members: Members) -> tuple[dict[str, PartitionRules], dict[str, str]]:

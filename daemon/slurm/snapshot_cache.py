@@ -162,6 +162,9 @@ class SnapshotCache(SlurmClient):
     def set_site_factor(self, job_id: int, factor: int) -> None:
         self._acting().set_site_factor(job_id, factor)
 
+    def set_power(self, node: str, awake: bool) -> None:
+        self._acting().set_power(node, awake)
+
     def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
         return self._client.excluded_nodes()
 

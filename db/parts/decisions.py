@@ -125,9 +125,11 @@ class Events(StorePart):
             with self._db.write() as connection:
                 connection.execute(insert(_EVENTS), rows)
 
-    def of(self, job_id: int, limit: int = 1000) -> list[EventRow]:
-        """The last `limit` events of the job, in the order in which they were stored."""
+    def of(self, job_id: int, limit: int = 1000, kinds: Collection[EventKind] = ()) -> list[EventRow]:
+        """The last `limit` events of the job, of these kinds (none: of all), in the order in which they were stored."""
         query = select(_EVENTS).where(_EVENTS.c.job_id == job_id).order_by(_EVENTS.c.id.desc()).limit(limit)
+        if kinds:
+            query = query.where(_EVENTS.c.kind.in_([str(kind) for kind in kinds]))
         return self._records(EventRow, query)[::-1]
 
     def last(self, job_ids: Collection[int], kind: EventKind) -> dict[int, EventRow]:

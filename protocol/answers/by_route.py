@@ -13,6 +13,7 @@ from slurm_elastic.protocol.api.routes import Route
 from .advise import Advice
 from .explain import Explain
 from .history import Accounting, Events, PlanTable, Usage
+from .power import Power
 from .predict import Prediction, PredictionErrors
 from .queue import Queue
 from .record import about, record
@@ -95,6 +96,7 @@ ANSWERS: dict[Route, type[Any]] = {
     routes.PREDICTIONS: PredictionErrors,
     routes.QUEUE: Queue,
     routes.ADVISE: Advice,
+    routes.POWER: Power,
     routes.PROBES: Findings,
     routes.PROBED: Remembered,
 }

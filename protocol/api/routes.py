@@ -193,11 +193,12 @@ PROBES = Route("probes", "GET", "/v1/probes", "What 'selastic probe' found")
 PROBED = Route("probed", "POST", "/v1/probe", "What it has found now", message=messages.Probed)
 ADVISE = Route("advise", "GET", "/v1/jobs/{job_id}/advise", "What to submit its program with", query=AdviseQuery)
 QUEUE = Route("queue", "GET", "/v1/queue", "When waiting jobs will start, and why in this order")
+POWER = Route("power", "GET", "/v1/power", "Which nodes sleep, and what that has brought")
 USAGE = Route("usage", "GET", "/v1/report", "How jobs have gone", query=WindowQuery)
 
 ROUTES = (
     *(REPORTS, RESIZE, HEALTH, OPENAPI, METRICS, REGISTER, HAPPENINGS, RATES, PHASES, PIN),
     *(STATUS, JOB, EXPLAIN, PREDICT, EVENTS, ACCT, PLAN, REVIEW, USAGE, HOSTS, CLEAR_HOSTS, PREDICTIONS),
-    *(PROBES, PROBED, ADVICE, QUEUE, ADVISE),
+    *(PROBES, PROBED, ADVICE, QUEUE, ADVISE, POWER),
 )
 """Looked up in this order: what every job asks all the time comes first."""

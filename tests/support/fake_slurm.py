@@ -75,6 +75,11 @@ class FakeSlurm:
         """What was added to priorities, by job id; jobs start in the order of their submission all the same. With
         multifactor, `site` says that it may be."""
         self.multifactor = False
+        self.saves_power = False
+        """`site` says that nodes may be put to sleep, and by the daemon."""
+        self.never_sleep: Collection[str] = ()
+        self.power_asked: list[tuple[str, bool]] = []
+        """Nodes that were put to sleep (False), or woken."""
         self._lock = threading.RLock()
         self._ids = itertools.count(1)
         self._asked: dict[int, Job] = {}
@@ -201,6 +206,8 @@ class FakeClient(SlurmClient):
             kept = (Reservation(name, nodes, slurm.now, slurm.now + 600) for name, nodes in reserved)
             checks, counts = bool(slurm.qos_users), slurm.share_tree is not None
             own = {"multifactor": slurm.multifactor, "orders_queue": slurm.multifactor and self._user == ROOT}
+            own |= {"power_saving": slurm.saves_power, "can_suspend": slurm.saves_power}
+            own |= {"administers": slurm.saves_power, "suspend_excluded": frozenset(slurm.never_sleep)}
             return Site(slurm.now, slurm.limits, {}, tuple(kept), checks_qos=checks, counts_shares=counts, **own)
 
     def slurms_time(self) -> float:
@@ -247,6 +254,11 @@ class FakeClient(SlurmClient):
             if self._user != ROOT:
                 raise SlurmRefused(f"Slurm refused to change job {job_id}: Access/permission denied")
             slurm.site_factors[job_id] = factor
+
+    def set_power(self, node: str, awake: bool) -> None:
+        with self._slurm.answering() as slurm:
+            slurm.power_asked.append((node, awake))
+            slurm.set_node_state(node, *({"IDLE"} if awake else {"IDLE", "POWERED_DOWN"}))
 
     def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
         with self._slurm.answering() as slurm:

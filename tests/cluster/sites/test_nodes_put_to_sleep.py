@@ -4,13 +4,16 @@ processes end, and come back when Slurm's own programs for it say so."""
 from __future__ import annotations
 
 import contextlib
+import json
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kill_targets import end_node
+from live_daemon import live_daemon
 from own_sandbox import OwnSandbox
 from sandbox_jobs import cancel_all
 from site_cluster import SiteCluster
@@ -132,6 +135,36 @@ def test_a_companion_wakes_its_node_and_training_outlives_its_sleep(
     assert power.done == ["off n2", "on n2"] * 2
     training.trained_once()
     assert training.state() == "RUNNING"
+
+
+def test_idle_nodes_sleep_until_a_job_needs_them(
+    site: SiteCluster, power: Power, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service `power`, one idle node kept: n3 and n2 sleep. A job that asks for n2 wakes it and runs, also where
+    the daemon is killed meanwhile; off again, the rest is woken."""
+    wait_until(lambda: all(flags(site, name) == {"IDLE"} for name in ("n1", "n2", "n3")), 60, node(site, "n2"))
+    asleep = {"IDLE", "POWERED_DOWN"}
+    with live_daemon(site.sandbox, monkeypatch, 'services = ["power=act"]\nsite_interval_s = 1.0') as selasticd:
+        wait_until(lambda: flags(site, "n2") >= asleep <= flags(site, "n3"), 60, selasticd.log)
+        assert sorted(power.done) == ["off n2", "off n3"] and flags(site, "n1") == {"IDLE"}
+        selasticd.kill()
+        job = site.sbatch("-N1", "-wn2", "--gres=gpu:1")
+        selasticd.start()
+        wait_until(lambda: site.squeue(job, "%T") == "RUNNING", 60, node(site, "n2"))
+
+        def told() -> dict[str, Any]:
+            return dict(json.loads(selasticd.selastic("power", "--json").stdout))
+
+        wait_until(lambda: told()["woken"] == 1, 60, selasticd.log)
+        found = told()
+        assert {row["node"]: row["state"] for row in found["nodes"]}["n2"] == "busy" and found["asleep_h"] > 0
+        assert sorted(power.done) == ["off n2", "off n3", "on n2"]
+        assert "1 wake-ups of 1 nodes" in selasticd.selastic("power").stdout
+        selasticd.kill(15)
+        selasticd.more = "site_interval_s = 1.0"
+        selasticd.start()
+        wait_until(lambda: flags(site, "n3") == {"IDLE"}, 60, selasticd.log)
+        assert "power is off" in selasticd.selastic("power").stderr
 
 
 def alone_again(training: TrainingJob) -> None:
