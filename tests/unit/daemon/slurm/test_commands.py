@@ -293,3 +293,33 @@ def test_who_may_order_the_queue(
     monkeypatch.setattr(commands.os, "geteuid", lambda: uid)
     site = client.site()
     assert site.multifactor and site.orders_queue == orders
+
+
+@pytest.mark.parametrize(
+    ("uid", "level", "may"),
+    [(0, "None", True), (2, "Administrator", True), (2, "Operator", False), (987_654, "", False)],
+)
+def test_who_may_put_nodes_to_sleep(
+    client: CommandClient, install: Install, monkeypatch: pytest.MonkeyPatch, uid: int, level: str, may: bool
+) -> None:
+    """root, SlurmUser and administrators; Slurm lets no operator change a node. And which nodes never sleep."""
+    install(
+        "scontrol",
+        out="SlurmUser = slurm(64030)\nSuspendProgram = /sbin/off\nSuspendTime = 300 sec\n"
+        "SuspendExcNodes = n[1-2]:1,n7\nSuspendExcParts = debug,login\n",
+    )
+    install("sacctmgr", out=f"bin|{level}\n")
+    monkeypatch.setattr(commands.os, "geteuid", lambda: uid)
+    site = client.site()
+    assert site.power_saving and site.administers == may
+    assert site.suspend_excluded == {"n1", "n2", "n7"} and site.suspend_excluded_partitions == {"debug", "login"}
+
+
+def test_how_a_node_is_put_to_sleep_and_woken(client: CommandClient, install: Install, tmp_path: Path) -> None:
+    install("scontrol")
+    client.set_power("n3", False)
+    client.set_power("n3", True)
+    down, up = (words for _, words, _, _ in calls(tmp_path))
+    assert down == ["update", "NodeName=n3", "State=POWER_DOWN_ASAP"] and up[-1] == "State=POWER_UP"
+    with pytest.raises(SlurmRefused, match="single nodes"):
+        client.set_power("n[3-4]", False)

@@ -255,6 +255,21 @@ def test_which_nodes_are_asleep(state: str) -> None:
     assert not Node("n1", parse.state_flags("idle"), gpus=4).asleep
 
 
+@pytest.mark.parametrize(
+    ("state", "asleep", "usable"),
+    [
+        *(("idle~", True, False), ("idle%", True, False), ("idle!", True, False), ("idle#", False, False)),
+        *(("mixed#", False, False), ("idle$", False, False), ("idle@", False, False), ("idle^", False, False)),
+        *(("idle*", False, False), ("idle-", False, True), ("mixed-", False, True), ("idle*~", False, False)),
+        *(("allocated", False, True), ("drained~", False, False), ("down*", False, False)),
+    ],
+)
+def test_what_the_marks_behind_a_state_mean(state: str, asleep: bool, usable: bool) -> None:
+    """As sinfo has them where it prints no flags: a node that sleeps, wakes, boots or is silent takes no job."""
+    node = Node("n1", parse.state_flags(state), gpus=4)
+    assert (node.asleep, node.schedulable) == (asleep, usable)
+
+
 @pytest.mark.parametrize("asked", ["gres:gpu:a(b:1", "gres:gpu:a)b:1", "gres:gpu:a=b:1", "gres:gpu:(IDX:1"])
 def test_what_one_user_asks_for_hides_nobody(asked: str) -> None:
     """Slurm takes any type for a job that is held, and tells it as it was written: the others are seen all the same,
