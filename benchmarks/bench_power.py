@@ -53,7 +53,7 @@ def main() -> int:
     ours, theirs = errors(needed)
     print(f"power: most nodes needed within 3 h, mean error {ours:.1f} nodes (persistence: {theirs:.1f})")
     for buffer in (shipped.power_buffer, 0.02, 0.03, 0.06, 0.10):
-        found = replay(needed, nodes, Limits(buffer, shipped.power_per_hour, shipped.power_min_sleep_s))
+        found = replay(needed, nodes, Limits(buffer, shipped.power_per_hour))
         days = found.steps / DAY
         goals = (
             ("of idle node-hours asleep", found.asleep, found.asleep >= 0.75, f"{found.asleep:.1%}", ">= 75 %"),

@@ -172,39 +172,26 @@ class Prioritize(JobAct):
 
 
 @dataclass(frozen=True)
-class NodeAct(Act):
-    """Something that Slurm is asked for about a node's power."""
+class Power(Act):
+    """Let a node sleep that is idle, or wake it."""
 
+    kind = EventKind.POWER
     node: str
+    awake: bool
     why: str
 
     @property
     def subject(self) -> Subject:
         return Subject(NODE, self.node)
 
-
-class PowerDown(NodeAct):
-    """Let a node sleep that is idle."""
-
-    kind = EventKind.POWER_DOWN
-
     def ask(self, client: SlurmClient) -> None:
-        client.set_power(self.node, False)
+        client.set_power(self.node, self.awake)
 
     def sentence(self) -> str:
-        return f"let {self.node} sleep: {self.why}"
+        return f"{'wake it' if self.awake else 'let it sleep'}: {self.why}"
 
-
-class PowerUp(NodeAct):
-    """Wake a node."""
-
-    kind = EventKind.POWER_UP
-
-    def ask(self, client: SlurmClient) -> None:
-        client.set_power(self.node, True)
-
-    def sentence(self) -> str:
-        return f"wake {self.node}: {self.why}"
+    def question(self) -> tuple[object, ...]:
+        return (*super().question(), self.awake)
 
 
 @dataclass(frozen=True)

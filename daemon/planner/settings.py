@@ -84,18 +84,14 @@ class PlannerSettings(ResizeSettings, Modes):
     Slurm's own weights (PriorityWeightAge, ...) add. Only where `services` names `queue`."""
 
     power_buffer: float = number(0.04, 0, 1)
-    """Share of a pool's nodes that the service `power` keeps awake while they are idle, one at least; it wakes nodes
-    where less than a quarter of them is left, or more nodes than these will probably be missing. Only where `services` names `power`."""
+    """Share of a pool's nodes, one at least, that the service `power` keeps awake while they are idle. It wakes nodes
+    where a quarter of them is left, or where more than they are will probably be missing."""
 
     power_per_hour: int = number(120, 1, 100_000)
     """Most nodes that `power` puts to sleep in an hour, and most that it wakes."""
 
-    power_min_sleep_s: float = number(1800.0, 0, 604800)
-    """How long a node sleeps at least before `power` wakes it. A job that needs it wakes it at once."""
-
     power_watts: float = number(0.0, 0, 100_000)
-    """What an idle node draws more than one that sleeps, in watts, from which `selastic power` tells kWh. 0: it tells
-    none."""
+    """What an idle node draws more than one that sleeps, for the kWh of `selastic power`. 0: they are not told."""
 
     max_weight: float = number(1.0, 0.001, 1000)
     """Largest `weight` of an elastic request that counts; a larger one counts as this. 1: nobody gets more than

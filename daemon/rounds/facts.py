@@ -216,8 +216,7 @@ class StoredFacts:
         }
 
     def power_events(self) -> Sequence[EventRow]:
-        kinds = (EventKind.POWER_DOWN, EventKind.POWER_UP, EventKind.REFUSED, EventKind.SERVICE)
-        return self._store.events.of(0, MOST_EVENTS, kinds)
+        return self._store.events.of(0, MOST_EVENTS, (EventKind.POWER, EventKind.REFUSED, EventKind.SERVICE))
 
     def refused(self, seen: Observation) -> dict[int, Mapping[EventKind, Refusal]]:
         """What Slurm refuses to do about running elastic jobs now, by job id."""

@@ -113,7 +113,6 @@ class CommandClient(SlurmClient):
         if enforced & {"limits", "safe"}:
             known = accounting.limits(self._shown("show", "assoc_mgr", "flags=assoc,qos"), "safe" in enforced)
         kept = site.reservations(self._shown("-o", "show", "reservation"))
-        never_sleep, never_parts = site.suspend_excluded(config)
         switches: dict[str, str] = {}
         with contextlib.suppress(SlurmUnreachable):  # a site without switches says so with an error; slurmctld answers
             switches = site.switches(self._shown("show", "topology"))
@@ -123,9 +122,8 @@ class CommandClient(SlurmClient):
             needs_switch=bool(switches) and self.release() < site.STARTS_UNDER_NO_SWITCH,
             power_saving=site.saves_power(config),
             can_suspend=(can_suspend := site.can_suspend(config)),
-            suspend_excluded=never_sleep,
-            suspend_excluded_partitions=never_parts,
-            administers=can_suspend and self._administers(),
+            never_sleep=site.never_sleep(config),
+            administers=can_suspend and self._changes_nodes(),
             bf_interval_s=site.bf_interval_s(config),
             counts_shares=site.counts_shares(config),
             partition_users=known.partition_users,
@@ -281,8 +279,7 @@ class CommandClient(SlurmClient):
         return tuple(dict.fromkeys(self._printed("sinfo", "-h", "-a", "-N", "-o", "%o").split()))
 
     def operators(self, *levels: str) -> frozenset[str]:
-        """Names of the users who are Operator or Administrator in Slurm; none without slurmdbd. levels: the first
-        letters of those that count, in place of both."""
+        """Names of the users who are Operator or Administrator in Slurm, or of these levels; none without slurmdbd."""
         users = self._users("format=User,AdminLevel")
         return frozenset(name for name, _, level in users if level.lower().startswith(levels or ("operator", "admin")))
 
@@ -308,8 +305,8 @@ class CommandClient(SlurmClient):
                 self._operator = self.may_change(pwd.getpwuid(os.geteuid()).pw_name) is None
         return self._operator
 
-    def _administers(self) -> bool:
-        """Whether the caller may change nodes; asked again until that is so."""
+    def _changes_nodes(self) -> bool:
+        """Whether the caller may: Slurm lets no operator do so. Asked again until that is so."""
         if not self._administrator:
             with contextlib.suppress(KeyError, SlurmError):
                 user = pwd.getpwuid(os.geteuid()).pw_name

@@ -102,9 +102,8 @@ class Site:
     """Slurm puts nodes to sleep that have been idle for a while."""
     can_suspend: bool = False
     """It has a program for that."""
-    suspend_excluded: frozenset[str] = frozenset()
-    """Nodes that never sleep."""
-    suspend_excluded_partitions: frozenset[str] = frozenset()
+    never_sleep: frozenset[str] = frozenset()
+    """Nodes, and partitions all of whose nodes are not to be put to sleep."""
     administers: bool = False
     """The daemon may change nodes."""
     partitions: Mapping[str, PartitionRules] = field(default_factory=dict)
@@ -189,11 +188,10 @@ def can_suspend(config: str) -> bool:
     return configured(config, "SuspendProgram") != ""
 
 
-def suspend_excluded(config: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Nodes and partitions that never sleep, of `scontrol show config`. Of n[1-4]:2, where two of four may, none
-    does."""
-    nodes, parts = (configured(config, key) for key in ("SuspendExcNodes", "SuspendExcParts"))
-    return frozenset(expand(re.sub(r":\d+", "", nodes))), frozenset(re.sub(r":\d+", "", parts).split(",")) - {""}
+def never_sleep(config: str) -> frozenset[str]:
+    """Of `scontrol show config`: SuspendExcNodes and SuspendExcParts. Of n[1-4]:2, two of four, none sleeps."""
+    nodes, parts = (re.sub(r":\d+", "", configured(config, f"SuspendExc{of}")) for of in ("Nodes", "Parts"))
+    return frozenset((*expand(nodes), *parts.split(","))) - {""}
 
 
 def partitions(text: str, members: Members) -> tuple[dict[str, PartitionRules], dict[str, str]]:

@@ -32,6 +32,7 @@ from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.protocol.answers.by_route import Health
 from slurm_elastic.protocol.answers.history import PlanNote
+from slurm_elastic.protocol.answers.power import NodePower, Power
 from slurm_elastic.protocol.answers.queue import Queue
 from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.proofs import JobKey
@@ -83,6 +84,15 @@ class WellRounds:
     capacity: int | None = 32
     idle: int | None = 4
     seconds: dict[str, float] = field(default_factory=lambda: {"observe": 0.1})
+
+
+def powers() -> Power:
+    """One node that sleeps."""
+    node = NodePower(node="n1", pool="main/a100", state="asleep", since=20.0, why="")
+    return Power(
+        at=30.0, mode="review", asleep_h=2.5, kwh=None, wake_ups=1, woken=2, waits_s=(95.0,), said=("2.5 node-hours.",),
+        nodes=(node,),
+    )  # fmt: skip
 
 
 def foretold(viewer: Viewer) -> Queue:
@@ -143,6 +153,9 @@ class FakeController:
 
     def queue(self, viewer: Viewer) -> Queue:
         return foretold(viewer)
+
+    def power(self) -> Power:
+        return powers()
 
     def dry_plan(self) -> list[DecisionRow]:
         return [DecisionRow(job, 1.0, 1, 2, 64, 64, "grow_idle", None, None) for job in (7, 8)]

@@ -207,7 +207,7 @@ class FakeClient(SlurmClient):
             checks, counts = bool(slurm.qos_users), slurm.share_tree is not None
             own = {"multifactor": slurm.multifactor, "orders_queue": slurm.multifactor and self._user == ROOT}
             own |= {"power_saving": slurm.saves_power, "can_suspend": slurm.saves_power}
-            own |= {"administers": slurm.saves_power, "suspend_excluded": frozenset(slurm.never_sleep)}
+            own |= {"administers": slurm.saves_power, "never_sleep": frozenset(slurm.never_sleep)}
             return Site(slurm.now, slurm.limits, {}, tuple(kept), checks_qos=checks, counts_shares=counts, **own)
 
     def slurms_time(self) -> float:

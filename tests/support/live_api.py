@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from api_harness import WellRounds, foretold
+from api_harness import WellRounds, foretold, powers
 from cluster_snapshots import Cluster
 
 from slurm_elastic.client import main
@@ -27,6 +27,7 @@ from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers.by_route import Health, ModelsInUse
 from slurm_elastic.protocol.answers.history import PlanNote
+from slurm_elastic.protocol.answers.power import Power
 from slurm_elastic.protocol.answers.queue import Queue
 from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.proofs import Verifier
@@ -49,6 +50,9 @@ class StoredController:
 
     def queue(self, viewer: Viewer) -> Queue:
         return foretold(viewer)
+
+    def power(self) -> Power:
+        return powers()
 
     def dry_plan(self) -> list[DecisionRow]:
         return self.store.decisions.current()

@@ -14,13 +14,15 @@ from slurm_elastic.protocol.records import record
 
 from .forecast import STEP_S, Demand
 
+MIN_SLEEP_S = 1800.0
+"""How long a node sleeps at least before it is woken for the buffer. A job that needs it wakes it at once."""
+
 
 @record(frozen=True, slots=True)
 class Limits:
     buffer: float
     """Share of a pool's nodes that stay awake while idle."""
     per_hour: int
-    min_sleep_s: float
 
     def kept(self, nodes: int) -> int:
         """The buffer of a pool of so many nodes."""
@@ -83,7 +85,7 @@ def replay(needed: Mapping[int, int], nodes: Mapping[int, int] | int, limits: Li
         sleeping = sleeping[missing:]  # Slurm wakes what a job needs
         while moves and moves[0][0] <= step - 6:
             moves.popleft()
-        ripe = sum(1 for since in sleeping if (step - since) * STEP_S >= limits.min_sleep_s)
+        ripe = sum(1 for since in sleeping if (step - since) * STEP_S >= MIN_SLEEP_S)
         counts = Counts(need, 0, total - len(sleeping) - need, 0, ripe, total)
         expected = max(demand.expected(step, need), demand.recent(step))
         slept, waked = (sum(n for _, n in moves if n * sign > 0) * sign for sign in (-1, 1))

@@ -6,7 +6,7 @@ Limit: a sleep counts from the moment that Slurm is asked for it; as much is rem
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -28,32 +28,29 @@ class Record:
         """Since when, by node; those that are being woken are not among them."""
         self.waking: dict[str, float] = {}
         """By node: when it was asked to wake."""
-        self.failures: dict[str, int] = {}
-        """How often each did not come back."""
+        self.failures = Counter[str]()
+        """How often in a row each did not boot."""
         self.slept_s = 0.0
         """Of sleeps that are over."""
         self.woken = 0
-        """Nodes that came back."""
         self.waits: list[float] = []
         """How long jobs waited for nodes to boot."""
         self.wake_ups: set[int] = set()
         """Steps in which nodes were woken."""
-        self.first: float | None = None
-        self.moves: deque[tuple[float, EventKind]] = deque()
-        """Those of the last hour."""
+        self._moves: list[tuple[float, bool]] = []
+        """Those of the last hour: when, and whether to wake."""
         for event in events:
             self.add(event.at, event.kind, event.detail)
 
     def add(self, at: float, kind: str, detail: Mapping[str, Any]) -> None:
         """One event; those of other services change nothing."""
-        if kind in (EventKind.POWER_DOWN, EventKind.POWER_UP):
-            self.first = at if self.first is None else self.first
-            self.moves.append((at, EventKind(kind)))
-            if kind == EventKind.POWER_DOWN:
-                self.asleep[detail["node"]] = at
-            else:
+        if kind == EventKind.POWER:
+            self._moves = [move for move in self._moves if move[0] > at - HOUR_S] + [(at, detail["awake"])]
+            if detail["awake"]:
                 self._wakes(detail["node"], at)
                 self.waking[detail["node"]] = at
+            else:
+                self.asleep[detail["node"]] = at
         elif kind == EventKind.REFUSED:
             node = detail["action"].get("node", "")
             if node in self.waking:
@@ -63,12 +60,13 @@ class Record:
         elif detail.get("service") == "power" and "needed" in detail:
             for pool, nodes in detail["needed"].items():
                 self.demand[pool].add(detail["step"], nodes)
-        elif detail.get("service") == "power" and "booted" in detail:
-            self._wakes(detail["node"], at)
-            self.waking.pop(detail["node"], None)
+        elif detail.get("service") == "power":
+            node, booted = detail["node"], detail["booted"]
+            self._wakes(node, at)
+            self.waking.pop(node, None)
             self.waits += detail["waits"]
-            self.woken += detail["booted"]
-            self.failures[detail["node"]] = 0 if detail["booted"] else self.failures.get(detail["node"], 0) + 1
+            self.woken += booted
+            self.failures[node] = 0 if booted else self.failures[node] + 1
 
     def _wakes(self, node: str, at: float) -> None:
         since = self.asleep.pop(node, None)
@@ -76,11 +74,9 @@ class Record:
             self.slept_s += at - since
             self.wake_ups.add(int(at // STEP_S))
 
-    def last_hour(self, kind: EventKind, now: float) -> int:
-        """How many nodes were put to sleep, or woken."""
-        while self.moves and self.moves[0][0] <= now - HOUR_S:
-            self.moves.popleft()
-        return sum(1 for _, of in self.moves if of == kind)
+    def last_hour(self, awake: bool, now: float) -> int:
+        """How many nodes were woken, or put to sleep."""
+        return sum(1 for at, woken in self._moves if woken == awake and at > now - HOUR_S)
 
     def asleep_h(self, now: float) -> float:
         """Node-hours asleep so far."""

@@ -312,7 +312,7 @@ def test_who_may_put_nodes_to_sleep(
     monkeypatch.setattr(commands.os, "geteuid", lambda: uid)
     site = client.site()
     assert site.power_saving and site.administers == may
-    assert site.suspend_excluded == {"n1", "n2", "n7"} and site.suspend_excluded_partitions == {"debug", "login"}
+    assert site.never_sleep == {"n1", "n2", "n7", "debug", "login"}
 
 
 def test_how_a_node_is_put_to_sleep_and_woken(client: CommandClient, install: Install, tmp_path: Path) -> None:

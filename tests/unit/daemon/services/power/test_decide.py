@@ -9,7 +9,7 @@ from slurm_elastic.daemon.services.power.decide import Counts, Limits, change, r
 from slurm_elastic.daemon.services.power.forecast import AHEAD, DAY, Demand
 
 few = st.integers(0, 60)
-limits = st.builds(Limits, st.floats(0, 1), st.integers(1, 50), st.floats(0, 7200))
+limits = st.builds(Limits, st.floats(0, 1), st.integers(1, 50))
 
 
 @given(few, few, few, few, few, few, few, few, few, limits)
@@ -59,7 +59,7 @@ def test_what_is_needed_is_awake_and_all_is_counted(needed: list[int], of: Limit
 
 
 def test_nodes_that_are_never_needed_sleep_but_for_the_buffer() -> None:
-    found = replay(dict.fromkeys(range(60), 10), 100, Limits(0.05, 100, 0.0))
+    found = replay(dict.fromkeys(range(60), 10), 100, Limits(0.05, 100))
     assert found.awake[-1] == 15 and not found.wake_ups
 
 
@@ -71,7 +71,7 @@ def test_a_rise_of_every_day_is_foreseen_and_woken_for_ahead() -> None:
         demand.add(step, days[step])
     assert demand.expected(7 * DAY + 48 - 3, 10) > 40
     assert Demand().expected(0, 10) == 10
-    of = Limits(0.05, 100, 1800.0)
+    of = Limits(0.05, 100)
     late = replay({step: n for step, n in days.items() if step >= 7 * DAY}, 100, of)
     assert late.short == 1
     learned, six = replay(days, 100, of), replay({step: n for step, n in days.items() if step < 7 * DAY}, 100, of)
