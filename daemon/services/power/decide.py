@@ -61,8 +61,6 @@ class Replay:
     steps: int
     asleep: float
     """Share of idle node-hours."""
-    idle_h: float
-    """Idle node-hours, those asleep with them."""
     wake_ups: int
     """Steps in which nodes were woken, for the buffer or for a job: what Helios counts."""
     woken: int
@@ -99,5 +97,4 @@ def replay(needed: Mapping[int, int], nodes: Mapping[int, int] | int, limits: Li
         idle, asleep = idle + total - need, asleep + len(sleeping)
         awake_at.append(total - len(sleeping))
         demand.add(step, need)
-    hours = idle * STEP_S / 3600
-    return Replay(len(awake_at), asleep / idle if idle else 0.0, hours, wake_ups, woken, short, tuple(awake_at))
+    return Replay(len(awake_at), asleep / idle if idle else 0.0, wake_ups, woken, short, tuple(awake_at))

@@ -18,18 +18,18 @@ class Demand:
     """The most nodes that were needed at once, in each step of ten minutes."""
 
     def __init__(self) -> None:
-        self._nodes: dict[int, int] = {}
+        self.steps: dict[int, int] = {}
         self._rises: dict[int, int] = {}
         """By how much the most of the AHEAD steps after each was above it."""
 
     def add(self, step: int, nodes: int) -> None:
         """A step has passed; steps come in order."""
-        self._nodes[step] = nodes
-        known = [self._nodes.get(one) for one in range(step - AHEAD, step + 1)]
+        self.steps[step] = nodes
+        known = [self.steps.get(one) for one in range(step - AHEAD, step + 1)]
         counted = [one for one in known if one is not None]
         if len(counted) == len(known):
             self._rises[step - AHEAD] = max(counted) - counted[0]
-        for of in (self._nodes, self._rises):
+        for of in (self.steps, self._rises):
             of.pop(step - (DAYS + 1) * DAY, None)
 
     def usual_rise(self, step: int) -> float:
@@ -44,9 +44,4 @@ class Demand:
 
     def recent(self, step: int) -> int:
         """The most that were needed in the last two hours."""
-        return max((self._nodes.get(one, 0) for one in range(step - BEHIND, step)), default=0)
-
-    @property
-    def steps(self) -> dict[int, int]:
-        """What is known, by step."""
-        return self._nodes
+        return max((self.steps.get(one, 0) for one in range(step - BEHIND, step)), default=0)

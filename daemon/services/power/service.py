@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
+from typing import Any
 
 from slurm_elastic.protocol.answers.power import NodePower
 from slurm_elastic.protocol.answers.power import Power as Report
 
 from ...actions.action import NODE, QUEUE, Action, Power, Subject
-from ...capacity.ledger import Pool, pool_of, pools
+from ...capacity.ledger import Ledger, Pool, pool_of, pools
 from ...slurm.model import POWERS_DOWN, POWERS_UP, Node
 from ...slurm.site import Site
 from ..base import ACT, OFF, Note, Observation, Proposal, Row, Service
@@ -109,11 +110,11 @@ class NodePowers(Service):
             self._history = None  # Slurm may have been asked and not have answered: the events say so
 
     def undo(self, seen: Observation) -> list[Action]:
-        """Until none of the nodes that the record has asleep is."""
+        """Until none of the nodes that the record has asleep is; not where it is told to act and cannot for a while."""
         mode = self.mode(seen.settings, seen.site)
         if mode == OFF:
             self._seen = self._said = None
-        if self._undone:
+        if self._undone or seen.settings.of_services.get(self.name) == ACT:
             return []
         self._history = None
         asleep = {name: _flags(seen, name) for name in Record(seen.facts.power_events()).asleep}
@@ -140,12 +141,10 @@ class NodePowers(Service):
             said.append(f"{len(waits)} jobs waited for a boot: {fmean(waits):.0f} s, {max(waits):.0f} s at most.")
         for pool in found:
             if len(steps := history.demand[pool.name].steps) >= DAY:
-                told = replay(
-                    steps, pool.counts.nodes, Limits(seen.settings.power_buffer, seen.settings.power_per_hour)
-                )
+                on = replay(steps, pool.counts.nodes, _limits(seen))
                 said.append(
-                    f"These settings on {pool.name}, {told.steps / DAY:.1f} days as they were: {told.asleep:.0%} of"
-                    f" idle node-hours asleep, {told.wake_ups} wake-ups, {told.short / told.steps:.1%} of it short."
+                    f"These settings on {pool.name}, {on.steps / DAY:.1f} days as they were: {on.asleep:.0%} of"
+                    f" idle node-hours asleep, {on.wake_ups} wake-ups, {on.short / on.steps:.1%} of it short."
                 )
         nodes = tuple(
             NodePower(
@@ -158,17 +157,8 @@ class NodePowers(Service):
             for pool in found
             for name, state in pool.states.items()
         )
-        counts = {"wake_ups": len(history.wake_ups), "woken": history.woken}
-        return Report(
-            at=seen.now,
-            mode=mode,
-            asleep_h=hours,
-            kwh=kwh,
-            waits_s=tuple(waits),
-            said=tuple(said),
-            nodes=nodes,
-            **counts,
-        )
+        told: dict[str, Any] = {"wake_ups": len(history.wake_ups), "woken": history.woken, "waits_s": tuple(waits)}
+        return Report(at=seen.now, mode=mode, asleep_h=hours, kwh=kwh, said=tuple(said), nodes=nodes, **told)
 
     def _known(self, seen: Observation) -> Record:
         if self._history is None:
@@ -183,12 +173,11 @@ class NodePowers(Service):
             if job.pending and job.gpus and job.reason in COULD_START and (pool := pool_of(every, job)) is not None:
                 each = max(seen.snapshot.nodes[name].gpus for name in pool.nodes)
                 waiting[pool.name] += max(job.num_nodes, -(-job.gpus // each))
-        held = {name for job in seen.snapshot.jobs.values() if job.active for name in job.nodes}
-        found = []
+        held, free, found = (job.nodes for job in seen.snapshot.jobs.values() if job.active), seen.free(), []
+        busy = set[str]().union(*held)
+        of = {node.name: _state(node, node.name in busy, history, free) for node in seen.snapshot.nodes.values()}
         for pool in every:
-            states = {
-                name: _state(seen, history, name, name in held) for name in seen.snapshot.nodes if name in pool.nodes
-            }
+            states = {name: state for name, state in of.items() if name in pool.nodes}
             found.append(self._pool(seen, pool, states, waiting[pool.name], used))
             for move in found[-1].moves:
                 used[move.awake] += 1
@@ -197,11 +186,7 @@ class NodePowers(Service):
     def _pool(
         self, seen: Observation, pool: Pool, states: Mapping[str, str], waiting: int, used: Mapping[bool, int]
     ) -> PoolState:
-        history, limits, nodes = (
-            self._known(seen),
-            Limits(seen.settings.power_buffer, seen.settings.power_per_hour),
-            seen.snapshot.nodes,
-        )
+        history, nodes = self._known(seen), seen.snapshot.nodes
         of = {state: [n for n, one in states.items() if one == state] for state in (IDLE, ASLEEP, WAKING, AWAY)}
         since, total = history.asleep, len(states) - len(of[AWAY])
         ripe = [
@@ -213,7 +198,7 @@ class NodePowers(Service):
         counts = Counts(busy, min(waiting, total - busy), len(of[IDLE]), len(of[WAKING]), len(ripe), total)
         step, needed, demand = int(seen.now // STEP_S), busy + counts.wanted, history.demand[pool.name]
         expected = max(demand.expected(step, needed), demand.recent(step), self._most.get(pool.name, 0))
-        count = change(counts, expected, limits, used[False], used[True])
+        count = change(counts, expected, _limits(seen), used[False], used[True])
         why = f"{needed} of {total} nodes of {pool.name} needed, {expected} expected within three hours"
         why += f", {len(of[IDLE])} idle, {len(of[ASLEEP])} asleep"
         may_sleep = [name for name in of[IDLE] if not _alone(seen, history, nodes[name])]
@@ -240,23 +225,26 @@ class NodePowers(Service):
             yield Note(Subject(NODE, name), text, {"node": name, "booted": int(not failed), "waits": waits})
 
 
+def _limits(seen: Observation) -> Limits:
+    return Limits(seen.settings.power_buffer, seen.settings.power_per_hour)
+
+
 def _flags(seen: Observation, name: str) -> frozenset[str]:
     """None: Slurm does not list it."""
     node = seen.snapshot.nodes.get(name)
     return frozenset() if node is None else node.flags
 
 
-def _state(seen: Observation, history: Record, name: str, held: bool) -> str:
-    node = seen.snapshot.nodes[name]
+def _state(node: Node, held: bool, history: Record, free: Ledger) -> str:
     if held or node.gpus_used or node.cpus_used:
         return BUSY
     if node.flags & POWERS_UP:
         return WAKING
-    if node.flags & POWERS_DOWN:
-        return ASLEEP if name in history.asleep else AWAY
+    if node.flags & POWERS_DOWN and node.name in history.asleep:
+        return ASLEEP
     if not node.schedulable:
         return AWAY
-    return OFFERED if seen.free().total(name).gpus < node.gpus else IDLE
+    return OFFERED if free.total(node.name).gpus < node.gpus else IDLE
 
 
 def _alone(seen: Observation, history: Record, node: Node) -> str:

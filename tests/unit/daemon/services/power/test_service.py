@@ -44,6 +44,10 @@ def test_idle_nodes_sleep_but_for_the_buffer_and_wake_when_it_is_off(tmp_path: P
     for _ in range(3):
         acts.round()
     assert acts.slurm.power_asked == asked and report(acts).mode == "act"
+    acts.slurm.saves_power = False
+    for _ in range(3):
+        acts.round()
+    assert acts.slurm.power_asked == asked and report(acts).mode == "review"
     acts.settings = settings()
     acts.boot()
     acts.round()
