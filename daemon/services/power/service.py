@@ -143,8 +143,8 @@ class NodePowers(Service):
             if len(steps := history.demand[pool.name].steps) >= DAY:
                 on = replay(steps, pool.counts.nodes, _limits(seen))
                 said.append(
-                    f"These settings on {pool.name}, {on.steps / DAY:.1f} days as they were: {on.asleep:.0%} of"
-                    f" idle node-hours asleep, {on.wake_ups} wake-ups, {on.short / on.steps:.1%} of it short."
+                    f"These settings on {pool.name}, {on.steps / DAY:.1f} days as they were: {on.asleep:.0%}"
+                    f" of idle hours asleep, {on.wake_ups} wake-ups, {on.short / on.steps:.1%} of it short of nodes."
                 )
         nodes = tuple(
             NodePower(

@@ -350,6 +350,14 @@ def test_hosts_are_listed_and_cleared(daemon: Daemon, run: Run) -> None:
         assert run("hosts", "--clear", wrong)[0] == 2
 
 
+def test_what_sleeps_is_told(daemon: Daemon, run: Run) -> None:
+    """Each node, and in words what its sleep has brought."""
+    status, out, _ = run("power", "-nP", "-o", "node,pool,state")
+    assert status == 0 and out == "n1|main/a100|asleep\n"
+    assert run("power")[1].splitlines()[-1] == "2.5 node-hours."
+    assert json.loads(run("power", "--json")[1])["waits_s"] == [95.0]
+
+
 def test_the_queue_is_foretold(daemon: Daemon, run: Run) -> None:
     """Times, bounds and what a place goes by; under the table, that nothing of it is done, and what the site lacks."""
     status, out, _ = run("queue", "-nP", "-o", "jobid,gpus,timelimit,runs,sitefactor,because")

@@ -78,7 +78,7 @@ def test_what_it_would_have_brought_is_replayed(tmp_path: Path) -> None:
     for _ in range(150):
         reviews.round(STEP_S)
     would = report(reviews).said[-1]
-    assert "1.0 days as they were: 71% of idle node-hours asleep, 0 wake-ups" in would
+    assert "1.0 days as they were: 71% of idle hours asleep, 0 wake-ups" in would
 
 
 def test_the_record_of_demand_outlives_the_daemon(tmp_path: Path) -> None:
