@@ -179,3 +179,13 @@ def test_a_checkpoint_has_it(made: list[elastic.Job], tmp_path: Path) -> None:
                 if count == 4:
                     break
         made.pop().close()
+
+
+@pytest.mark.parametrize("top", ["", OPENS.replace("!= job.generation", "is not job._session._carried._world")])
+def test_a_stream_that_goes_on_in_a_world_of_other_ranks(made: list[elastic.Job], tmp_path: Path, top: str) -> None:
+    """As after a shrink: what the ranks that have left would have read is missed. One made anew is no such stream."""
+    after = "if job.global_step == 2: job._session._carried._world = 1, 2"
+    before = "stream, world = blocks(), (0, 1)"
+    source = OWN.format(before=before, top=top.replace("job.generation,", "(0, 1),"), batch="next(stream)", after=after)
+    with refused("'stream' is read on from step to step") if not top else nullcontext():
+        run(made, tmp_path, source)
