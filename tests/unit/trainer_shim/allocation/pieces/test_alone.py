@@ -11,6 +11,7 @@ from slurm_elastic.protocol.messages import Grant, Happening, Piece, Shape
 from slurm_elastic.trainer_shim.allocation.pieces.actions import DropCompanions, SubmitCompanion, Tell
 from slurm_elastic.trainer_shim.allocation.pieces.alone import PAUSE_S, TRIES, next_part
 from slurm_elastic.trainer_shim.allocation.pieces.events import (
+    AgentLost,
     CompanionGranted,
     CompanionRefused,
     JobTerminating,
@@ -135,3 +136,14 @@ def test_a_selasticd_that_comes_back_has_its_way() -> None:
 def test_parts_are_whole_nodes_once_they_can_be(script: Shape, held: int, found: Shape | None) -> None:
     """Never more than the script asks for in all."""
     assert next_part(script, held) == found
+
+
+def test_a_node_that_was_lost_meanwhile_is_asked_for_again() -> None:
+    """Nobody else would replace it."""
+    drive = Drive(Piece(10, "base", ("n1", "n2"), 4)).up()
+    drive(Registered(GRANT))
+    drive(AgentLost((10, "n2")))
+    drive.settle()
+    assert sum(piece.gpus for piece in drive.context.pieces) == 4
+    drive(LONG)
+    assert [asked.shape for asked in drive.new(SubmitCompanion)] == [replace(SCRIPT, nodes=1)]
