@@ -43,7 +43,9 @@ def at_head(frame: FrameType) -> set[str]:
     found.block(tree.body, set(), None)
     line = frame.f_lineno
     around = [live for loop, live in found.heads.items() if loop.lineno <= line <= (loop.end_lineno or line)]
-    return set[str]().union(*around) - _placed(tree, values)
+    assigned = {_key(target) for node in ast.walk(tree) for target in _targets(node)}
+    fixed = {name for name, value in values.items() if isinstance(value, (int, float)) and name not in assigned}
+    return set[str]().union(*around) - _placed(tree, values) - fixed  # a rank that a function is given, say
 
 
 def only_logged(file: str, name: str) -> bool:

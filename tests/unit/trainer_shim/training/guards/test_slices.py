@@ -125,6 +125,12 @@ def test_a_function(tmp_path: Path, call: str, live: set[str]) -> None:
     assert head(tmp_path, CALLED.format(call=call)) - {"train"} == live
 
 
+def test_what_a_function_is_given_is_not_its_own(tmp_path: Path) -> None:
+    """As a rank, which differs from worker to worker."""
+    body = "    for x in batches:\n        look()\n        if rank == 1: continue\n        net(x).backward()\n"
+    assert "rank" not in head(tmp_path, f"def train(rank):\n{body}train(0)\n")
+
+
 @pytest.mark.parametrize(
     ("used", "logged"),
     [
