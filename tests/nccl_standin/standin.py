@@ -54,6 +54,13 @@ class Event(torch.Event):
         return float(c.elapsed_ms(self, other))
 
 
+class Stream:
+    """torch.cuda.Stream as far as it is made, and named in annotations."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **_: Any) -> Any:
+        return torch.Stream(device="cuda", priority=priority)
+
+
 def _stream(number: int) -> Any:
     return torch.Stream(stream_id=number, device_index=0, device_type=1)
 
@@ -98,7 +105,7 @@ for name, value in {
     "set_rng_state": lambda state, device=None: None,
     "is_current_stream_capturing": lambda: False,
     "Event": Event,
-    "Stream": lambda device=None, priority=0, **_: torch.Stream(device="cuda", priority=priority),
+    "Stream": Stream,
     "stream": stream,
     "current_stream": current_stream,
     "default_stream": lambda device=None: _stream(0),

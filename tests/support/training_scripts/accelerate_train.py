@@ -49,7 +49,7 @@ x = torch.randn(args.samples, 6, dtype=torch.float64)
 data = TensorDataset(x, torch.sin(x.sum(1, keepdim=True)))
 net = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 1)).double()
 adam = torch.optim.AdamW(net.parameters(), lr=1e-2, eps=1e-4)
-accelerator = Accelerator(cpu=True)
+accelerator = Accelerator(cpu=not torch.cuda.is_available())
 LOGGER_TYPE_TO_CLASS["events"] = Events
 accelerator.log_with = ["events"]
 job = elastic(accelerator, batch=20, max_batch=80, lr=args.lr, micro_batch=args.micro, strategy=args.strategy)

@@ -59,7 +59,7 @@ options = TrainingArguments(
     logging_steps=10,
     report_to=[],
     disable_tqdm=True,
-    use_cpu=True,
+    use_cpu=not torch.cuda.is_available(),
 )
 watch = Watch()
 held_out = [data[index] for index in range(20)]

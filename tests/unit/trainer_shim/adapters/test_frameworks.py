@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import audited
 import pytest
+import stand_in
 import torch
 from waiting import run, wait_until
 from worker_harness import NAMESPACE, Control, Zygote, difference, result
@@ -29,7 +31,10 @@ Start = Callable[..., Control]
 
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
-    zygote = Zygote("lightning.pytorch", "transformers.trainer", "accelerate")
+    """With SELASTIC_ON_STAND_IN its workers have the stand-in for a GPU and NCCL (tests/nccl_standin)."""
+    given = "SELASTIC_ON_STAND_IN" in os.environ
+    more = stand_in.environment(here=True) if given else {}
+    zygote = Zygote(*(["standin"] if given else []), "lightning.pytorch", "transformers.trainer", "accelerate", **more)
     yield zygote
     zygote.close()
 
@@ -59,7 +64,7 @@ def alone(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Callable[
             log = folder / "log"
             zygote.spawn(name, SCRIPTS[framework], ["--pace", "0", str(folder)], {}, log)
             assert zygote.wait(name) == 0, log.read_text()
-            found[framework] = torch.load(folder / "final.pt", weights_only=False)
+            found[framework] = torch.load(folder / "final.pt", map_location="cpu", weights_only=False)
         return found[framework]
 
     return run
@@ -85,7 +90,9 @@ def test_a_resized_training_equals_an_unresized_one(
     pauses = [control.resize(*names)["pause_s"] for names in ("abc", "bc", "cde", "e")]
     assert control.exits(*"abcde") == [0] * 5, control.story()
     control.checked(samples=403, epochs=3)
-    compare(torch.load(tmp_path / "final.pt", weights_only=False), alone(framework), ROUNDING[framework])
+    compare(
+        torch.load(tmp_path / "final.pt", map_location="cpu", weights_only=False), alone(framework), ROUNDING[framework]
+    )
     assert max(pauses) < 5
 
 
@@ -99,7 +106,9 @@ def test_accelerates_trackers_are_those_of_rank_0(start: Start, tmp_path: Path) 
     files = [list(map(json.loads, path.read_text().splitlines())) for path in sorted(tmp_path.glob("events-*.jsonl"))]
     assert [len([line for line in lines if "size" in line]) for lines in files] == [1, 0]
     steps = [line["step"] for lines in files for line in lines if "step" in line]
-    assert steps == list(range(1, torch.load(tmp_path / "final.pt", weights_only=False)["steps"] + 1))
+    assert steps == list(
+        range(1, torch.load(tmp_path / "final.pt", map_location="cpu", weights_only=False)["steps"] + 1)
+    )
 
 
 @pytest.mark.skipif(not CUTS_ON_CPUS, reason="this torch's fully_shard needs GPUs")
@@ -121,7 +130,9 @@ def test_a_sharded_training_resized_and_killed(
     control.start("e", "f", "g", source="checkpoint")
     assert control.exits(*"efg") == [0, 0, 0], control.story()
     control.checked(samples=403, epochs=3)
-    compare(torch.load(tmp_path / "final.pt", weights_only=False), alone(framework), ROUNDING[framework])
+    compare(
+        torch.load(tmp_path / "final.pt", map_location="cpu", weights_only=False), alone(framework), ROUNDING[framework]
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,7 +187,9 @@ def test_a_killed_training_goes_on_from_its_checkpoint(
     control.start("c", "d", "e", source="checkpoint")
     assert control.exits(*"cde") == [0, 0, 0], control.story()
     steps = control.checked(samples=403, epochs=3, restarts=1).steps
-    compare(torch.load(tmp_path / "final.pt", weights_only=False), alone(framework), ROUNDING[framework])
+    compare(
+        torch.load(tmp_path / "final.pt", map_location="cpu", weights_only=False), alone(framework), ROUNDING[framework]
+    )
     control.spawn("f")
     control.ready("f")
     control.world("f", source="checkpoint")
@@ -256,7 +269,10 @@ def test_the_same_script_under_torchrun(
     assert [zygote.wait(name, 120) for name in names] == [0, 0, 0], (tmp_path / "log").read_text()
     assert audited.check(tmp_path / "audit", samples=403, epochs=3).ok
     # The Trainer shares out its evaluation here, and fills up the last batches: its mean is a little off.
-    found = {**torch.load(tmp_path / "final.pt", weights_only=False), "val_loss": alone(framework)["val_loss"]}
+    found = {
+        **torch.load(tmp_path / "final.pt", map_location="cpu", weights_only=False),
+        "val_loss": alone(framework)["val_loss"],
+    }
     compare(found, alone(framework), ROUNDING[framework])
 
 
