@@ -8,6 +8,7 @@ deep; lists and objects count as a whole.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import linecache
 from collections.abc import Iterable, Mapping
@@ -40,7 +41,8 @@ def at_head(frame: FrameType) -> set[str]:
         return set()
     values = {**frame.f_globals, **frame.f_locals}
     found = _Slice(values, DEPTH)
-    found.block(tree.body, set(), None)
+    with contextlib.suppress(Exception):  # of a form that it does not know; no training ends by that
+        found.block(tree.body, set(), None)
     line = frame.f_lineno
     around = [live for loop, live in found.heads.items() if loop.lineno <= line <= (loop.end_lineno or line)]
     assigned = {_key(target) for node in ast.walk(tree) for target in _targets(node)}
