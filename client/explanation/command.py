@@ -99,7 +99,7 @@ def _outcome(facts: Explain) -> str:
 
 def _happened(facts: Explain, last: PastResize) -> str:
     moved = words.moved(last.gpus_from, last.gpus_to, "shrank", "grew", "changed its batch")
-    return f"{moved} at {words.clock(facts, last.at)}{words.batch(last.batch_from, last.batch_to)}"
+    return f"{moved} at {words.clock(facts, last.at)}{words.batch(facts.job, last.batch_from, last.batch_to)}"
 
 
 def _unmanaged(facts: Explain) -> str:
@@ -115,7 +115,7 @@ def _never_resized(facts: Explain, name: str) -> str:
         verb = "grow" if (decision.gpus_to or 0) > (decision.gpus_from or 0) else "shrink"
         advised = "" if decision.mode == "act" else f" (mode {decision.mode}: the daemon only says so)"
         move = words.moved(before, decision.gpus_to, verb, verb, "change its batch")
-        to_batch = words.batch(decision.batch_from, decision.batch_to)
+        to_batch = words.batch(job, decision.batch_from, decision.batch_to)
         return f"{name} has {held}{words.at_batch(job)}, and {would} {move}{to_batch}{advised}."
     return f"{name} has kept {held} since it started{words.at_batch(job)}."
 
@@ -130,7 +130,7 @@ def _under_way(facts: Explain, resize: ResizeProgress, name: str) -> str:
     job = facts.job
     since = words.clock(facts, resize.created)
     verb = words.moved(job.gpus, resize.gpus, "shrinking", "growing", "changing its batch")
-    return f"{name} is {verb} since {since}{words.batch(job.batch, resize.batch)}."
+    return f"{name} is {verb} since {since}{words.batch(job, job.batch, resize.batch)}."
 
 
 def _sections(facts: Explain) -> list[tuple[str, str]]:
@@ -149,7 +149,7 @@ def _sections(facts: Explain) -> list[tuple[str, str]]:
         *(_decided(facts, cause) if cause else _undecided(facts)),
         ("How", parts.how(cause)),
         ("Cost", parts.cost(facts, cause)),
-        *(("Considered", text) for text in parts.considered(cause or facts.decision)),
+        *(("Considered", text) for text in parts.considered(facts, cause or facts.decision)),
         *(("Now", text) for text in parts.now(facts, cause)),
         *(("Held back", text) for text in parts.held_back(facts)),
         ("Checkpoint", parts.checkpoints(facts)),

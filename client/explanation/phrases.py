@@ -54,8 +54,10 @@ def moved(before: int | None, after: int | None, shrank: str, grew: str, changed
     return f"{grew if after > before else shrank} from {before} to {gpus(after)}"
 
 
-def batch(before: int | None, after: int | None) -> str:
-    """What became of the batch, as the end of a sentence; empty when it is not known."""
+def batch(job: JobStatus, before: int | None, after: int | None) -> str:
+    """What became of the batch, as the end of a sentence; empty when it is not known, or no samples are counted."""
+    if job.unit:
+        return ""
     if not after or before == after:
         return f", batch {after} as before" if after else ""
     return f", batch {before} -> {after}" if before else f", batch {after}"
@@ -63,7 +65,12 @@ def batch(before: int | None, after: int | None) -> str:
 
 def at_batch(job: JobStatus) -> str:
     """The batch it trains with, as the end of a sentence."""
-    return f", batch {job.batch}" if job.batch else ""
+    return f", batch {job.batch}" if job.batch and not job.unit else ""
+
+
+def per_second(job: JobStatus) -> str:
+    """The unit of its throughput."""
+    return f"{job.unit or 'samples'}/s"
 
 
 def clock(facts: Explain, at: float) -> str:

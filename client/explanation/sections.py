@@ -60,7 +60,7 @@ def gain(facts: Explain, cause: Decision) -> str:
     evidence = cause.evidence
     if cause.gain is None and cause.reason not in UNWEIGHED and not evidence.tried:
         return f"n/a ({_measured_sizes(facts)})"
-    own = "; ".join(text for text in (_change(evidence), _ends(facts, evidence)) if text)
+    own = "; ".join(text for text in (_change(facts, evidence), _ends(facts, evidence)) if text)
     shares = [f"{shown_id(facts.job)}: {own}"] if own else []
     shares += _others(evidence)
     return _total(cause) + (f"   ({', '.join(shares)})" if shares else "")
@@ -98,12 +98,14 @@ def _others(evidence: Evidence) -> list[str]:
     return shares
 
 
-def _change(evidence: Evidence) -> str:
+def _change(facts: Explain, evidence: Evidence) -> str:
     """Before and after: the throughput where it is known, else against the job's smallest size."""
     before, after = evidence.samples_per_s_from, evidence.samples_per_s_to
     if before and before > 0 and after is not None:
         predicted = " predicted" if evidence.modelled else ""
-        return f"{number(before)} -> {number(after)} samples/s{predicted}, {after / before - 1:+.0%}"
+        return (
+            f"{number(before)} -> {number(after)} {words.per_second(facts.job)}{predicted}, {after / before - 1:+.0%}"
+        )
     before, after = evidence.speedup_from, evidence.speedup_to
     if before and before > 0 and after is not None:
         return f"progress x{number(before)} -> x{number(after)}, {after / before - 1:+.0%}"
@@ -187,29 +189,31 @@ def how(cause: Decision | None) -> str:
     return "" if cause is None or cause.mechanism in ("", "batch") else f"by {cause.mechanism.replace('+', ' and ')}"
 
 
-def considered(decision: Decision | None) -> list[str]:
+def considered(facts: Explain, decision: Decision | None) -> list[str]:
     """The next best sizes and why they were not taken."""
     shown = []
     for other in decision.alternatives if decision is not None else ():
         if decision is None or other.gpus is None or (other.gpus, other.batch) == (decision.gpus_to, decision.batch_to):
             continue
-        why = other.why or _why_not(other, decision.value, decision.evidence, other.gpus - (decision.gpus_to or 0))
-        shown.append(words.gpus(other.gpus) + (f", batch {other.batch}" if other.batch else "") + f": {why}")
+        why = other.why or _why_not(facts, other, decision, other.gpus - (decision.gpus_to or 0))
+        shown.append(f"{words.gpus(other.gpus)}{words.batch(facts.job, None, other.batch)}: {why}")
     return shown[:SHOWN_ALTERNATIVES]
 
 
-def _why_not(other: Alternative, chosen: float | None, evidence: Evidence, more: int) -> str:
+def _why_not(facts: Explain, other: Alternative, decision: Decision, more: int) -> str:
     """The plan is the best sum over all jobs: a size worth more to this one was worth less to all of them together, or
     was not to be had. `more`: GPUs above those chosen.
 
-    In samples/s where that tells the same as the objective, which counts the pause and what the batch does too.
+    In its throughput where that tells the same as the objective, which counts the pause and what the batch does too.
     """
+    chosen, evidence = decision.value, decision.evidence
     value, speed, chosen_speed = other.value, other.samples_per_s, evidence.samples_per_s_to
     if value is None or chosen is None:
         return "value n/a"
     said = f"{value - chosen:+.2f} for this job"
     if speed is not None and chosen_speed and (speed > chosen_speed) == (value > chosen):
-        said = f"{abs(speed / chosen_speed - 1):.0%} {'more' if speed > chosen_speed else 'fewer'} samples/s"
+        more_or_fewer = "more" if speed > chosen_speed else "fewer"
+        said = f"{abs(speed / chosen_speed - 1):.0%} {more_or_fewer} {words.per_second(facts.job)}"
     if value > chosen and more > (evidence.idle_gpus or 0) and evidence.asleep_gpus:
         return f"{said}, but {words.gpus(evidence.asleep_gpus)} are asleep"
     return said + (", not worth it for all jobs together" if value > chosen else "")
@@ -231,7 +235,7 @@ def _size_now(facts: Explain, cause: Decision | None) -> list[str]:
         return []  # the outcome says it
     if decision.moves and (decision.gpus_to, decision.batch_to) != (facts.job.gpus, facts.job.batch):
         move = words.moved(decision.gpus_from, decision.gpus_to, "shrink", "grow", "change its batch")
-        batch = words.batch(decision.batch_from, decision.batch_to)
+        batch = words.batch(facts.job, decision.batch_from, decision.batch_to)
         advised = "" if decision.mode == "act" else f"; the daemon only says so (mode {decision.mode})"
         return [f"it is to {move}{batch}: {decision.reason_text}{advised}"]
     if decision.reason == Reason.KEEP_RESIZING.value:

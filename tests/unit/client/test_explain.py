@@ -77,6 +77,9 @@ def test_a_gain_is_told_in_samples_per_second(story: Store, viewer: Callable[...
     assert "(1215: 800 -> 500 samples/s predicted, -38%, 1218: +100%)" in text
     assert "4 GPUs, batch 512: 60% more samples/s, not worth it for all jobs together 1 GPU" in text
     assert "1 GPU, batch 128: 48% fewer samples/s 3 GPUs, batch 384: -0.10 for this job Now" in text
+    pool = "\n".join(render(replace(facts, job=replace(facts.job, unit="tasks"))))
+    assert "(1215: 800 -> 500 tasks/s predicted, -38%" in " ".join(pool.split())
+    assert "1 GPU: 48% fewer tasks/s" in pool and "batch" not in pool.partition("Now")[0] and "samples/s" not in pool
 
 
 def test_a_job_that_stays_says_that_there_is_nothing_to_have(story: Store, viewer: Callable[..., Any]) -> None:
