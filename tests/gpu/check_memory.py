@@ -45,7 +45,12 @@ def kept(check: Check) -> None:
             text = f"{more:+.2f} MB from {second['allocated'] / 1e6:.1f} MB, {done} times 1-2-1"
             check.figure("memory allocated", text, more <= (0 if full else 0.1), "+0" if full else "0.1")
             times = last["reserved"] / max(1.0, second["reserved"])
-            check.figure("memory reserved, of the second world's", f"{times:.2f}", times <= (1.2 if full else 2), "1.2" if full else "2")
+            check.figure(
+                "memory reserved, of the second world's",
+                f"{times:.2f}",
+                times <= (1.2 if full else 2),
+                "1.2" if full else "2",
+            )
         else:
             check.figure("resizes", f"{done} times 1-2-1")
 
