@@ -1,5 +1,5 @@
-"""T5: what resizes leave in the device's memory: nothing. And T2 as far as one GPU goes: a worker whose GPU is busy for
-long is gone soon after it was killed, and saves as soon as the GPU has come to that.
+"""T5: what resizes leave in the device's memory: nothing. And of T2: a worker whose GPU is busy for long is gone soon
+after it was killed.
 
 Limit: over gloo no collective hangs on the GPU; the stand-in's suites have those (tests/unit/trainer_shim).
 """
@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 from checking import STAND_IN, Check, left_s, scratch
+from resized import BATCH, SAMPLES
 from resizing import Training
 
 ROUNDS = 8
+PASS = 2 * SAMPLES // BATCH
+"""Steps: within so many memory is once as at rest, as it varies with the loader within a pass."""
+
+
+def least(seen: list[dict[str, Any]]) -> float:
+    """The least that was allocated in the world of now, in bytes: what does not go."""
+    return float(min(line["allocated"] for line in seen if line["world"] == seen[-1]["world"]))
 
 
 def kept(check: Check) -> None:
@@ -22,35 +31,28 @@ def kept(check: Check) -> None:
         training.begin(1)
         (first,) = training.control.members
         training.stepped()
-        done = 0
-        until = 0.35 * left_s()
-        for _ in range(rounds):
+        at_rest = reserved = 0.0
+        done, until = 0, 0.35 * left_s()
+        while done < rounds and (done < 2 or left_s() >= until):
             training.resize(2)
             training.stepped(2)
             training.resize(1)
-            training.stepped(2)
+            training.stepped(PASS if done == 0 else 2)
             done += 1
-            if left_s() < until:
-                break
-        seen = training.seen(first)
-        alone: dict[int, dict[str, float]] = {}
-        for line in seen:
-            if line["size"] == 1:
-                most = alone.setdefault(line["world"], line)
-                alone[line["world"]] = max(most, line, key=lambda at: at.get("allocated", 0))
-        second, last = list(alone.values())[1], list(alone.values())[-1]
+            # What the world of two held goes when its communicator has ended, which is a few steps behind the resize.
+            while check.cuda and done > 1 and left_s() > 0.5 * until and least(training.seen(first)) > at_rest:
+                training.stepped(1)
+            if done == 1 and check.cuda:
+                # By how much worlds overlap, as one ends behind the next, the allocator keeps more or less: the most.
+                seen = training.seen(first)
+                at_rest, reserved = least(seen), max(line["reserved"] for line in seen)
         if check.cuda:
-            more = (last["allocated"] - second["allocated"]) / 1e6
-            print([line["allocated"] for line in alone.values()])
-            text = f"{more:+.2f} MB from {second['allocated'] / 1e6:.1f} MB, {done} times 1-2-1"
-            check.figure("memory allocated", text, more <= (0 if full else 0.1), "+0" if full else "0.1")
-            times = last["reserved"] / max(1.0, second["reserved"])
-            check.figure(
-                "memory reserved, of the second world's",
-                f"{times:.2f}",
-                times <= (1.2 if full else 2),
-                "1.2" if full else "2",
-            )
+            last = training.seen(first)
+            more = (least(last) - at_rest) / 1e6
+            text = f"{more:+.2f} MB from {at_rest / 1e6:.1f} MB, {done} times 1-2-1"
+            check.figure("memory allocated", text, more <= 0, "+0")
+            times = last[-1]["reserved"] / max(1.0, reserved)
+            check.figure("memory reserved, of the most in the first 1-2-1", f"{times:.2f}", times <= 1.2, "1.2")
         else:
             check.figure("resizes", f"{done} times 1-2-1")
 
