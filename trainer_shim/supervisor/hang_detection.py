@@ -88,8 +88,9 @@ def groups(places: dict[int, Place]) -> list[tuple[Place, list[int]]]:
     return sorted(found.items(), key=lambda item: (item[0].waits, len(item[1]), item[1]))
 
 
-def is_for_good(places: dict[int, Place]) -> bool:
-    """Whether ranks wait for each other at several of the script's lines, so that no step can come any more."""
+def never_goes_on(places: dict[int, Place]) -> bool:
+    """Whether ranks wait for each other at several of the script's lines: no step comes any more, but where it is the
+    network that keeps some of them there."""
     return all(found.waits for found in places.values()) and len({found.at for found in places.values()}) > 1
 
 

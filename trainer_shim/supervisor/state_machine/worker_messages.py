@@ -167,9 +167,12 @@ class WorkerMessages(Part[SupervisorContext]):
 
 
 APART = (
-    "the job ends: ranks that wait for each other at other lines never go on. What leaves a loop, or skips a step, has "
-    "to be the same on each rank: job.global_step, or what they have made together (torch.distributed.all_reduce)"
+    "ranks that wait for each other at other lines never go on: what leaves a loop, or skips a step, has to be the "
+    "same on each rank: job.global_step, or what they have made together (torch.distributed.all_reduce)"
 )
+APART_TIMES = 4
+"""Of the time after which it is told, until such a job ends: 20 minutes, as the setting is. By then a connection that
+carries nothing has ended by itself, and one that a network has lost for a while has come back."""
 
 
 class Hangs(Part[SupervisorContext]):
@@ -189,6 +192,8 @@ class Hangs(Part[SupervisorContext]):
         """When worlds were ended for a hang."""
         self._why = ""
         """Why this one is, while what it has is written."""
+        self._apart = False
+        """Ranks were seen to wait for each other at several lines, and the user has no such world ended."""
 
     def handlers(self) -> Handlers:
         return {
@@ -287,9 +292,13 @@ class Hangs(Part[SupervisorContext]):
         nodes = {rank: context.workers[name].agent[1] for name, rank in ranks.items() if name in context.workers}
         over = context.mode is Mode.FINISHING
         said = hangs.sentence(for_s, self._usual_s, places, nodes, over)
-        for_good, ends_s = hangs.is_for_good(places) and not over, 0.0 if over else context.limits.hang_end_s
+        limits = context.limits
+        ends_s = 0.0 if over else limits.hang_end_s
+        self._apart = not over and not ends_s and hangs.never_goes_on(places)
         then = f"the world is ended after {ends_s:.0f} s" if ends_s else "nothing was ended"
-        then = APART if for_good else then
+        if self._apart:
+            ends_s = APART_TIMES * limits.hang_s
+            then = f"the job ends after {ends_s:.0f} s: {APART}"
         context.do(Print(f"{said}; the whole stacks are in the logs of the ranks, and {then}"))
         for _, same in hangs.groups(places)[: hangs.SHOWN_GROUPS]:
             seen = answers[same[0]]
@@ -297,9 +306,6 @@ class Hangs(Part[SupervisorContext]):
             for frame in frames[:SHOWN_FRAMES]:
                 context.do(Print(f"  rank {same[0]}| {frame}"))
         context.tell(0, "stalled", said[:1000], pause_s=for_s)
-        if for_good:
-            context.end(1)
-            return
         context.stalled = not over
         if ends_s:
             context.timers.set(HangEndTimer(), max(context.now, self._since + ends_s))
@@ -307,6 +313,10 @@ class Hangs(Part[SupervisorContext]):
     def _end_world(self) -> None:
         """It has done no step for as long as the user bears it."""
         context = self._context
+        if self._apart:
+            context.do(Print(f"the job ends, after {context.now - self._since:.0f} s without a step: {APART}"))
+            context.end(1)
+            return
         self._ended = [at for at in self._ended if context.now - at < ENDS_WITHIN_S]
         if len(self._ended) >= MOST_ENDS:
             context.do(Print(f"the world is not ended: {MOST_ENDS} were within a day (--hang-end)"))
@@ -335,7 +345,7 @@ class Hangs(Part[SupervisorContext]):
         for timer in (HangTimer(), HangEndTimer(), StalledSaveTimer()):
             self._context.timers.cancel(timer)
         self._usual_s = self._longest_s = self._longest_away_s = 0.0
-        self._context.stalled = self._away = False
+        self._context.stalled = self._away = self._apart = False
         self._why = ""
 
 

@@ -14,7 +14,7 @@ from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.trainer_shim.allocation.pieces.actions import Print, QuitAgent, Tell
 from slurm_elastic.trainer_shim.node import stack_dump
 from slurm_elastic.trainer_shim.numerics.patience import FIRST_STEPS_S, LONGEST_PATIENCE_S, patience
-from slurm_elastic.trainer_shim.supervisor.hang_detection import Place, is_for_good, place, ranges, sentence
+from slurm_elastic.trainer_shim.supervisor.hang_detection import Place, never_goes_on, place, ranges, sentence
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import AskStacks, Kill, Send
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import HangTimer, StackSeen, WorkerExit
@@ -97,8 +97,8 @@ def test_one_sentence_says_who_waits_for_whom() -> None:
     assert "rank 1 on n0 is stopped by a signal; rank 0" in said
     barrier = place((f"{TORCH}/distributed/distributed_c10d.py:48 barrier", "/home/a/train.py:9 main"))
     assert sentence(63.2, 0.0, {0: waiting, 1: barrier}, nodes).endswith("; all wait, and not in the same call")
-    assert is_for_good({0: waiting, 1: barrier}) and not is_for_good({0: waiting, 1: waiting, 2: waiting})
-    assert not is_for_good({0: loading, 1: barrier})
+    assert never_goes_on({0: waiting, 1: barrier}) and not never_goes_on({0: waiting, 1: waiting, 2: waiting})
+    assert not never_goes_on({0: loading, 1: barrier})
     alone = "; nobody else has come to the barrier() at train.py line 9 in main(), which needs every rank"
     assert sentence(63.2, 0.0, {0: loading, 1: barrier}, nodes).endswith(alone)
     assert ranges([7, 1, 2, 3]) == "1-3, 7"
@@ -232,6 +232,36 @@ def test_a_script_that_does_not_end_behind_its_loop_is_told() -> None:
     assert stalled(drive).startswith("the script has not ended, and its loop has for 3601 s: rank 0 on n1 is in job")
     drive.wait(9000.0)
     assert not drive.every(Kill)
+
+
+AT_BARRIER = (f"{TORCH}/distributed/distributed_c10d.py:48 barrier", "/home/a/train.py:9 main")
+
+
+def apart(hang_end_s: float) -> Drive:
+    """A job whose ranks were seen to wait at several lines."""
+    drive = Drive(limits=RunLimits(hang_end_s=hang_end_s)).up()
+    beat(drive, 5)
+    drive.wait(301.0)
+    ask(drive, IN_BACKWARD, AT_BARRIER)
+    return drive
+
+
+def test_ranks_that_wait_at_other_lines_end_the_job_after_twenty_minutes() -> None:
+    """A network that is back before ends nothing. Where the user has such worlds ended, that is done in its place."""
+    drive = apart(0.0)
+    drive.wait(890.0)
+    assert drive.context.mode is Mode.RUNNING
+    drive.wait(10.0)
+    assert drive.context.mode is Mode.ENDED
+    back = apart(0.0)
+    beat(back, 6)
+    back.wait(900.0)
+    assert back.context.mode is Mode.RUNNING and not back.context.stalled
+    ends = apart(400.0)
+    ends.wait(100.0)
+    assert [send for send in ends.every(Send) if send.message["type"] == "stalled"]
+    ends.wait(900.0)
+    assert ends.context.mode is not Mode.ENDED
 
 
 def test_a_hang_is_ended_where_the_user_says_so_and_three_times_a_day() -> None:
