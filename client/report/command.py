@@ -161,8 +161,9 @@ def _of_job(usage: Usage, job: UsageJob, own: list[Stretch]) -> Hours:
     gaps += [(before.gpus, max(0.0, after.start - before.end)) for before, after in pairwise(own)]
     idle = sum(gpus * seconds for gpus, seconds in gaps) / 3600
     trained = sum(row.gpu_hours for row in own)
-    spare, back = _beside_first(own, _first(usage, job).gpus)
-    sooner, doubt = _gain(usage, job, own)
+    first = _first(usage, job)
+    spare, back = _beside_first(own, first.gpus)
+    sooner, doubt = _gain(job, own, first)
     return Hours(
         of=shown_id(job), name=job.name or "", held=trained + idle, trained=trained - pauses - waits - comm,
         input=waits, comm=comm, pauses=pauses, idle=idle, spare=spare, back=back, sooner_s=sooner, doubt_s=doubt,
@@ -186,9 +187,8 @@ def _beside_first(own: list[Stretch], first: int) -> tuple[float, float]:
     return beyond, below
 
 
-def _gain(usage: Usage, job: UsageJob, own: list[Stretch]) -> tuple[float | None, float | None]:
+def _gain(job: UsageJob, own: list[Stretch], first: Allocation) -> tuple[float | None, float | None]:
     """(seconds sooner, their deviation), by the speed at the first size: as measured there, or as the model has it."""
-    first = _first(usage, job)
     changed = any((row.gpus, row.allocation.batch) != (first.gpus, first.batch) for row in own)
     point = next((point for point in job.curve if point.gpus == first.gpus), None)
     seen = next((m.samples_per_s for m in job.measured if (m.gpus, m.batch) == (first.gpus, first.batch)), None)

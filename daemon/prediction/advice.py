@@ -154,6 +154,8 @@ def advise(
     job = visible_job(store, job_id, viewer)
     name, own = store.programs.of(job_id) or ("", "")
     deadline_s = math.inf if query.deadline is None else query.deadline - now
+    if deadline_s <= 0:
+        raise NotFound(f"deadline={query.deadline:.0f} has passed; accepted: a time after {now:.0f}")
     aim = Aim(deadline_s, query.budget or math.inf, query.confidence / 100)
     asked = _Asked(ground, job, query, aim, query.samples or _samples(store, job), now)
     options, requests, notes = list[Option](), dict[str, ElasticRequest](), [f"the training: {asked.samples} samples"]

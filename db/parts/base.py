@@ -50,6 +50,10 @@ class StorePart:
     def _records(self, kind: type[T], query: Any) -> list[T]:
         return [record(kind, row) for row in self._rows(query)]
 
+    def _record(self, kind: type[T], query: Any) -> T | None:
+        """The first; None: there is none."""
+        return next(iter(self._records(kind, query)), None)
+
     def _value(self, query: Any) -> Any:
         """The first value of the first row; None: there is none."""
         with self._db.read() as connection:

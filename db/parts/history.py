@@ -31,9 +31,7 @@ class Outcomes(StorePart):
 
     def checkpoint_of(self, job_id: int) -> CheckpointRow | None:
         """What is known of its checkpoints; None: nothing yet."""
-        return next(
-            iter(self._records(CheckpointRow, select(_CHECKPOINTS).where(_CHECKPOINTS.c.job_id == job_id))), None
-        )
+        return self._record(CheckpointRow, select(_CHECKPOINTS).where(_CHECKPOINTS.c.job_id == job_id))
 
     def checkpoints(self, limit: int) -> list[tuple[CheckpointRow, str]]:
         """The youngest of all jobs, each with its program ("": not said), the youngest first."""

@@ -68,7 +68,7 @@ class Jobs(StorePart):
             self._tokens.forget()
 
     def get(self, job_id: int) -> JobRow | None:
-        return next(iter(self._records(JobRow, select(schema.jobs).where(schema.jobs.c.job_id == job_id))), None)
+        return self._record(JobRow, select(schema.jobs).where(schema.jobs.c.job_id == job_id))
 
     def all(self, active_only: bool = True) -> list[JobRow]:
         """Jobs by id; those that have not ended, or all."""

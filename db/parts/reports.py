@@ -109,7 +109,7 @@ class Reports(StorePart):
             if found is None:
                 newest = select(_REPORTS).where(_REPORTS.c.job_id == job_id).limit(1)
                 newest = newest.order_by(_REPORTS.c.at.desc(), _REPORTS.c.generation.desc(), _REPORTS.c.step.desc())
-                found = next(iter(self._records(Report, newest)), None)
+                found = self._record(Report, newest)
                 with self._memory:
                     self._last[job_id] = found
             return found

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 DEPTH, ENTRIES = 3, 1000
 FURTHER = (1, 50, 7_777, 1_000_003)
+"""By how much more than now a count is tried: what goes by it may change late."""
 DEPENDS = (
     "samples of the {0} depend on its attribute '{1}', which fetching them changes: each worker has fetched others, "
     "and one that joins or starts again none; accepted: what follows from the sample's number and from the random "

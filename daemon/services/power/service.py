@@ -230,7 +230,7 @@ def _limits(seen: Observation) -> Limits:
 
 
 def _flags(seen: Observation, name: str) -> frozenset[str]:
-    """None: Slurm does not list it."""
+    """Of its state; of a node that Slurm does not list none."""
     node = seen.snapshot.nodes.get(name)
     return frozenset() if node is None else node.flags
 

@@ -8,7 +8,6 @@ deep; lists and objects count as a whole.
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import linecache
 from collections.abc import Iterable, Mapping
@@ -39,11 +38,15 @@ def at_head(frame: FrameType) -> set[str]:
     are made of how far the training is."""
     if (tree := _tree(frame.f_code)) is None:
         return set()
-    values = {**frame.f_globals, **frame.f_locals}
+    try:
+        return _at_head(tree, {**frame.f_globals, **frame.f_locals}, frame.f_lineno)
+    except Exception:  # a source of a form that is not known here; no training ends by that
+        return set()
+
+
+def _at_head(tree: Any, values: Mapping[str, Any], line: int) -> set[str]:
     found = _Slice(values, DEPTH)
-    with contextlib.suppress(Exception):  # of a form that it does not know; no training ends by that
-        found.block(tree.body, set(), None)
-    line = frame.f_lineno
+    found.block(tree.body, set(), None)
     around = [live for loop, live in found.heads.items() if loop.lineno <= line <= (loop.end_lineno or line)]
     assigned = {_key(target) for node in ast.walk(tree) for target in _targets(node)}
     fixed = {name for name, value in values.items() if isinstance(value, (int, float)) and name not in assigned}

@@ -68,6 +68,13 @@ def test_the_cheapest_before_a_deadline_has_its_lines(history: Store) -> None:
     assert all(one.probability < 0.95 or one.cost >= best.cost for one in answer.choices)
 
 
+@pytest.mark.parametrize("deadline", [END, END - 60.0])
+def test_a_deadline_that_has_passed_is_refused(history: Store, deadline: float) -> None:
+    """Now is too late, too."""
+    with pytest.raises(NotFound, match=rf"deadline={deadline:.0f} has passed; accepted: a time after {END:.0f}"):
+        asked(history, deadline=deadline)
+
+
 def test_a_budget_and_a_deadline_nobody_can_keep(history: Store) -> None:
     """Within a budget the fastest; what can't be done is said, and the most probable comes first."""
     budget = 1.2 * 8 * SAMPLES / rate(8) / HOUR

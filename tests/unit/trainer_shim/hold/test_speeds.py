@@ -86,9 +86,15 @@ def test_answers_that_are_no_metrics_are_no_figure(answer: bytes) -> None:
 
 @pytest.mark.parametrize("said", ["nan", "inf", "-inf", "-3", "1e999"])
 def test_figures_that_nothing_can_be_are_not_handed_on(tmp_path: Path, said: str) -> None:
-    heard: queue.Queue[float] = queue.Queue()
+    heard, read = queue.Queue[float](), threading.Event()
+
+    def every_s() -> float:
+        read.set()
+        return 0.05
+
     (tmp_path / "speed").write_text(said)
-    follow(str(tmp_path / "speed"), lambda: 0.05, heard.put)
+    follow(str(tmp_path / "speed"), every_s, heard.put)
+    assert read.wait(30), "what it says first is looked at"
     (tmp_path / "new").write_text("12.5")
     (tmp_path / "new").replace(tmp_path / "speed")
     assert heard.get(timeout=30) == 12.5

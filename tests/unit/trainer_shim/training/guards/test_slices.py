@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slurm_elastic.trainer_shim.training.guards import slices
 from slurm_elastic.trainer_shim.training.guards.slices import at_head, only_logged
 
 OBJECTS = {"loss", "x", "net", "opt", "batches", "schedule", "steps", "group", "losses", "print", "float", "min"}
@@ -147,3 +148,15 @@ def test_what_a_function_is_given_is_not_its_own(tmp_path: Path) -> None:
 def test_a_tally_is_only_logged(tmp_path: Path, used: str, logged: bool) -> None:
     (tmp_path / "train.py").write_text(f"tally = torch.zeros(9)\ntally += torch.bincount(net(x))\n{used}\n")
     assert only_logged(str(tmp_path / "train.py"), "tally") == logged
+
+
+def test_a_source_that_cannot_be_followed_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is said of it, whatever is wrong with the slice."""
+    source = LOOP.format(before="", loss="loss = loss * count", after="count += 1")
+    assert head(tmp_path, source) == {"count"}
+
+    def fails(*_: object) -> None:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(slices, "_placed", fails)
+    assert head(tmp_path, source) == set()
