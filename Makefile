@@ -110,7 +110,7 @@ bench-optimizer bench-models bench-input bench-paper bench-simulator bench-fairn
 	$(BIN)/python benchmarks/bench_$*.py $(BENCH_ARGS)
 
 bench-cluster: ready  ## what services for the whole cluster bring; DATA: a folder with Philly's jobs and nodes (philly_*.csv)
-	$(BIN)/python benchmarks/bench_power.py $(DATA); $(BIN)/python benchmarks/bench_queue.py $(DATA) $(BENCH_ARGS)
+	$(BIN)/python benchmarks/bench_power.py $(or $(DATA),.); $(BIN)/python benchmarks/bench_queue.py $(DATA) $(BENCH_ARGS)
 bench-load: ready  ## the daemon's share of a core with 2,000 jobs that report every 30 s, and the status asked each second
 	$(BIN)/python benchmarks/bench_ingest.py --only jobs_polled,jobs_floor --asked-every 1 $(BENCH_ARGS)
 

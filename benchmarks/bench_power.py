@@ -48,7 +48,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
-    needed, nodes = steps_of(args.folder / "philly_nodes_to_2017-11-23.csv")
+    path = args.folder / "philly_nodes_to_2017-11-23.csv"
+    if not path.is_file():
+        print(
+            f"there is no {path}; accepted: make bench-cluster DATA=FOLDER, with Philly's files in it", file=sys.stderr
+        )
+        return 2
+    needed, nodes = steps_of(path)
     shipped, missed = PlannerSettings(), False
     ours, theirs = errors(needed)
     print(f"power: most nodes needed within 3 h, mean error {ours:.1f} nodes (persistence: {theirs:.1f})")
@@ -56,13 +62,15 @@ def main() -> int:
         found = replay(needed, nodes, Limits(buffer, shipped.power_per_hour))
         days = found.steps / DAY
         goals = (
-            ("of idle node-hours asleep", found.asleep, found.asleep >= 0.75, f"{found.asleep:.1%}", ">= 75 %"),
-            ("wake-ups a day", 0.0, found.wake_ups / days <= 0.6, f"{found.wake_ups / days:.2f}", "<= 0.6"),
-            ("of steps short", 0.0, found.short / found.steps <= 0.003, f"{found.short / found.steps:.2%}", "<= 0.3 %"),
+            ("of idle node-hours asleep", found.asleep >= 0.75, f"{found.asleep:.1%}", ">= 75 %"),
+            ("wake-ups a day", found.wake_ups / days <= 0.6, f"{found.wake_ups / days:.2f}", "<= 0.6"),
+            ("of steps short", found.short / found.steps <= 0.003, f"{found.short / found.steps:.2%}", "<= 0.3 %"),
         )
-        told = ", ".join(f"{said} {what} ({goal}{'' if met else ', missed'})" for what, _, met, said, goal in goals)
-        print(f"  buffer {buffer:.0%}: {told}; a node is woken {found.woken / days / 420:.2f} times a day")
-        missed = missed or (buffer == shipped.power_buffer and not all(met for _, _, met, _, _ in goals))
+        told = ", ".join(f"{said} {what} ({goal}{'' if met else ', missed'})" for what, met, said, goal in goals)
+        print(
+            f"  buffer {buffer:.0%}: {told}; a node is woken {found.woken / days / fmean(nodes.values()):.2f} times a day"
+        )
+        missed = missed or (buffer == shipped.power_buffer and not all(met for _, met, _, _ in goals))
     return int(missed)
 
 

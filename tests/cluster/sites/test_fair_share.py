@@ -30,6 +30,7 @@ def counting(site: SiteCluster) -> Iterator[SiteCluster]:
     site.sacctmgr("modify", "user", "games", "where", ACCOUNT, "set", "fairshare=3")
     yield site
     site.sacctmgr("modify", "user", "games", "where", ACCOUNT, "set", "fairshare=1")
+    site.sacctmgr("modify", "qos", "second", "set", "UsageFactor=1")
     site.reset()
     start_again(site)
 
@@ -70,7 +71,8 @@ def test_companions_in_a_qos_without_usage_cost_no_share(
 
     counting.sacctmgr("modify", "qos", "second", "set", "UsageFactor=0")
     before = used()
-    with live_daemon(counting.sandbox, monkeypatch, 'companion_qos = "second"\nsite_interval_s = 1.0') as selasticd:
+    own = 'companion_qos = "second"\nsite_interval_s = 1.0'
+    with live_daemon(counting.sandbox, monkeypatch, own) as selasticd:
         job = selasticd.submit(*BASE, comment=WIDE)
         selasticd.settles_at(job, 32)
         companions = [companion.job_id for companion in selasticd.companions()]
@@ -79,4 +81,3 @@ def test_companions_in_a_qos_without_usage_cost_no_share(
         wait_until(lambda: not selasticd.jobs(), 60, selasticd.log)
         each = int(field(job, "billing").partition(",")[0])
         assert each * (ran(job) - 2) <= used() - before <= each * (ran(job) + 2)
-    counting.sacctmgr("modify", "qos", "second", "set", "UsageFactor=1")
