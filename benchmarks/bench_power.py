@@ -67,9 +67,8 @@ def main() -> int:
             ("of steps short", found.short / found.steps <= 0.003, f"{found.short / found.steps:.2%}", "<= 0.3 %"),
         )
         told = ", ".join(f"{said} {what} ({goal}{'' if met else ', missed'})" for what, met, said, goal in goals)
-        print(
-            f"  buffer {buffer:.0%}: {told}; a node is woken {found.woken / days / fmean(nodes.values()):.2f} times a day"
-        )
+        each = found.woken / days / fmean(nodes.values())
+        print(f"  buffer {buffer:.0%}: {told}; a node is woken {each:.2f} times a day")
         missed = missed or (buffer == shipped.power_buffer and not all(met for _, met, _, _ in goals))
     return int(missed)
 
