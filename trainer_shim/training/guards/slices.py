@@ -2,7 +2,7 @@
 (backward(), step(), rates, the end of the loop) to the head of the loop that is under way.
 
 What is only logged, or names a file, is in no slice. Limits: functions of the script are followed by their names, three
-deep; lists and objects count as a whole.
+deep; lists and objects count as a whole; `match` is not looked into.
 """
 
 from __future__ import annotations
@@ -225,7 +225,14 @@ class _Slice:
 
     def needed(self, node: ast.AST | None) -> set[str]:
         """Variables that what trains in an expression, or a statement, goes by."""
-        return set[str]().union(*(self._trains(call)[1] for call in _walk(node)))
+        found, parts = set[str](), _walk(node)
+        for part in parts:
+            found |= self._trains(part)[1]
+            decides = [part.test] if isinstance(part, ast.IfExp) else []
+            decides += part.values[:-1] if isinstance(part, ast.BoolOp) else []
+            if decides and any(self._trains(one)[0] for one in _walk(part)):
+                found |= set[str]().union(*map(_names, decides))
+        return found
 
     def _trains(self, call: Any) -> tuple[bool, set[str]]:
         if not isinstance(call, ast.Call):

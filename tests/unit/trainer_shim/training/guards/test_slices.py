@@ -118,7 +118,9 @@ def test_a_trainer(tmp_path: Path, inside: str, live: set[str]) -> None:
         ("train(x, count, ema)", {"count"}),
         ("train(x, place=count, number=ema)", {"ema"}),
         ("train(x, 1, 2); print(count)", set()),
-        ("train(x, 1, 2) if ema < 5 else None", set()),
+        ("train(x, 1, 2) if ema < 5 else None", {"ema"}),
+        ("ema < 5 and train(x, 1, 2)", {"ema"}),
+        ("print(count) if ema < 5 else train(x, 1, 2)", {"ema"}),
     ],
 )
 def test_a_function(tmp_path: Path, call: str, live: set[str]) -> None:
