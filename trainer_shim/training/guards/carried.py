@@ -54,7 +54,7 @@ class Carried:
         place, progress, before = (frame.f_code, frame.f_lineno), self._state.progress, self._state.variables
         world, self._world = self._world, (rank, size)
         if place not in self._heads:
-            self._heads[place] = [(n, name) for n, other in enumerate(scripts()) for name in at_head(other)]
+            self._heads[place] = [(n, name) for n, other in enumerate(scripts()) for name in sorted(at_head(other))]
         kept = self._kept()
         values = self._values(self._heads[place], kept)
         texts = {name: text for name, value in values.items() if (text := text_of(value))}

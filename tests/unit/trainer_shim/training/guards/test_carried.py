@@ -124,7 +124,7 @@ def restarted(made: list[elastic.Job], folder: Path, source: str, told: str) -> 
         ({"inside": "total = 0.9 * total + 0.1; loss = loss * total"}, "'total', which is 0.0"),
         ({"after": "if stopper(loss): job.stop()"}, "'stopper.waited', which is 0"),
         ({"inside": "loss = loss * draw.random()"}, "'draw', which is a generator #"),
-        ({"after": f"{WAITS}\n        if bad > 30: break"}, "'best', which is 9.0"),
+        ({"after": f"{WAITS}\n        if bad > 30: break"}, r"'(bad|best)', which is (0|9\.0) on"),
         # Logged, kept, of each step, by what the job says, or meant.
         ({"after": "count += 1; total += loss.item(); print(total / count)"}, ""),
         ({"after": f"count += 1; {WAITS}; print('best', count, bad)"}, ""),
