@@ -50,8 +50,8 @@ class PlannerSettings(ResizeSettings, Modes):
     policy that is installed beside selasticd (docs/how-to/write-a-policy.md) is named like a built-in one."""
 
     policy_limit_s: float = number(2.0, 0.05, 60)
-    """How long a policy that is installed beside selasticd may take in one round. It runs in a process of its own. When
-    it takes longer, or gives what is no plan, `auto` plans in its place, and the log and `selastic explain` say so."""
+    """How long a policy that is installed beside selasticd may take in one round. When it takes longer, or gives
+    what is no plan, `auto` plans in its place, and the log and `selastic explain` say so."""
 
     fairness: str = choice("auto", meanings=FAIRNESS)
     """Between whom a plan is fair. The elastic jobs of one user or account share one weight in each pool, however many

@@ -1,1 +1,1 @@
-"""Policies that are installed beside the daemon: found by their entry points, run in a process of their own."""
+"""Policies that are installed beside the daemon: found by their entry points, asked within bounds."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import re
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,14 @@ from slurm_elastic.daemon.optimizer.errors import PolicyFailed
 from slurm_elastic.daemon.optimizer.job_view import JobView
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES
 from slurm_elastic.daemon.policies import installed
-from slurm_elastic.daemon.policies.isolated import IsolatedPolicy
 from slurm_elastic.daemon.selasticd.settings import check
 from slurm_elastic.protocol.errors import ConfigError
 
 DOC = Path(__file__).parents[4] / "docs" / "how-to" / "write-a-policy.md"
-HEAD = "import math, os, time\nfrom slurm_elastic.daemon.optimizer.policies import IDLE_SHARE, Policy\n"
+HEAD = """import math, threading
+from slurm_elastic.daemon.optimizer.policies import IDLE_SHARE, Policy
+GO = threading.Event()
+"""
 UTILITY = HEAD + "{body}\nPOLICY = Policy('theirs', utility, IDLE_SHARE)\n"
 PLANNER = HEAD + "{body}\nPOLICY = Policy('theirs', math.log, IDLE_SHARE, relative=True, planner=planner)\n"
 JOBS = """job_id,submit_s,program,gpus,batch,duration_s
@@ -48,18 +51,11 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         (info / "entry_points.txt").write_text(f"[{installed.GROUP}]\n{name} = {module_name}:POLICY\n")
 
     monkeypatch.syspath_prepend(str(tmp_path))
-    paths = [str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
     yield add
-    for name in [name for name, policy in POLICIES.items() if isinstance(policy, IsolatedPolicy)]:
-        theirs(name).remote.close()
+    for name in [name for name in POLICIES if name not in installed.BUILT_IN]:
         del POLICIES[name]
-
-
-def theirs(name: str = "theirs") -> IsolatedPolicy:
-    policy = POLICIES[name]
-    assert isinstance(policy, IsolatedPolicy)
-    return policy
+    if loaded := sys.modules.pop("theirs", None):
+        getattr(loaded, "GO", threading.Event()).set()
 
 
 def views(count: int = 3) -> list[JobView]:
@@ -76,21 +72,6 @@ def refusal(name: str = "theirs") -> str:
     with pytest.raises(PolicyFailed) as caught:
         planned(name)
     return str(caught.value)
-
-
-def rounds_until_asked(name: str = "theirs") -> int:
-    """How many rounds it is left out of before it gives a plan again, or fails anew."""
-    POLICIES[name].begin_round()
-    left_out = 0
-    while not theirs(name).remote._left_s:
-        left_out += 1
-        POLICIES[name].begin_round()
-    return left_out
-
-
-def children() -> set[int]:
-    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return {int(pid) for path in found for pid in path.read_text().split()}
 
 
 def example() -> str:
@@ -139,23 +120,20 @@ def test_the_simulator_says_what_was_decided_without_the_policy(
     assert "raised ZeroDivisionError: division by zero: auto planned in its place" in said
 
 
-def test_a_utility_is_evaluated_in_its_own_process(install: Install) -> None:
-    """The short form: a utility alone. The plan is the exact one for it, and the daemon has not imported its code."""
-    install("theirs", UTILITY.format(body="def utility(s):\n    print('noise')\n    return s ** 3 + 0 * os.getpid()"))
+def test_a_utility_alone_is_planned_exactly(install: Install) -> None:
+    """The short form: the plan is the exact one for it."""
+    install("theirs", UTILITY.format(body="def utility(s):\n    return s ** 3"))
     installed.use("theirs", 10.0)
     assert planned() == [8, 1, 1]  # cubes: all for one
     assert planned(capacity=12) == [8, 2, 2]
-    assert theirs().remote.trouble == ""
-    assert "theirs" not in __import__("sys").modules
 
 
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        (PLANNER.format(body="def planner(p):\n    while True: pass"), "gave no answer: nothing within"),
-        (PLANNER.format(body="def planner(p):\n    time.sleep(9999)"), "gave no answer: nothing within"),
-        (UTILITY.format(body="def utility(s):\n    while True: pass"), "gave no answer: nothing within"),
-        (PLANNER.format(body="def planner(p):\n    os._exit(3)"), "gave no answer: its process ended with status 3"),
+        (PLANNER.format(body="def planner(p):\n    GO.wait()"), "gave no answer: nothing within"),
+        (UTILITY.format(body="def utility(s):\n    GO.wait()"), "gave no answer: nothing within"),
+        (PLANNER.format(body="def planner(p):\n    raise SystemExit(3)"), "raised SystemExit: 3"),
         (PLANNER.format(body="def planner(p):\n    return 1 / 0"), "raised ZeroDivisionError: division by zero"),
         (PLANNER.format(body="def planner(p):\n    return [0]"), "gave 1 choices for 3 jobs"),
         (PLANNER.format(body="def planner(p):\n    return [0, 0, -1]"), "gave job 2 choice -1; accepted: 0 to 3"),
@@ -171,55 +149,43 @@ def test_what_is_no_plan_is_said_and_never_taken(install: Install, module: str, 
     install("theirs", module)
     installed.use("theirs", 0.2 if "nothing within" in said else 60.0)
     assert said in refusal()
-    assert said in theirs().remote.trouble
 
 
-def test_processes_do_not_pile_up_and_the_failing_is_left_alone_longer_and_longer(install: Install) -> None:
-    """A policy that hangs in every round has one process at most; after each failure in a row it is left out of more
-    rounds, in which nobody waits for it, and its failure stands."""
-    install("theirs", PLANNER.format(body="def planner(p):\n    while True: pass"))
-    before = children()
-    installed.use("theirs", 0.25)
-    for left_out in (1, 3, 7):
-        assert "nothing within" in refusal()
-        assert "nothing within" in refusal() and theirs().remote._left_s == 0.0  # left out, and not asked
-        assert len(children() - before) <= 1
-        assert rounds_until_asked() == left_out - 1
-
-
-def test_failures_are_in_a_row_where_the_first_question_of_each_round_is_answered(install: Install) -> None:
-    """Utilities are given at once, plans never: it is left out of more rounds after each failure all the same."""
-    install("theirs", PLANNER.format(body="def planner(p):\n    raise ValueError('no plan')"))
-    installed.use("theirs", 30.0)
-    for left_out in (1, 3):
-        POLICIES["theirs"].begin_round()
-        assert theirs().remote.utilities([1.0]) == [0.0]
-        with pytest.raises(PolicyFailed, match="no plan"):
-            theirs().remote._ask("plan", None)
-        assert rounds_until_asked() == left_out
-
-
-def test_an_answer_that_took_all_the_time_is_a_failure_for_what_is_asked_next(install: Install) -> None:
-    """Also after an earlier failure, whose words would stand, and whose rounds it would not be left out of."""
-    install("theirs", PLANNER.format(body="def planner(p):\n    return [0] * len(p.choices)"))
-    installed.use("theirs", 30.0)
-    POLICIES["theirs"].begin_round()
-    theirs().remote.trouble, theirs().remote._left_s = "an earlier failure", -0.001
-    with pytest.raises(PolicyFailed, match="used up its 30 s"):
-        theirs().remote.utilities([1.0])
-    assert rounds_until_asked() == 1
-
-
-def test_a_policy_that_has_recovered_plans_again(install: Install, tmp_path: Path) -> None:
-    """One failure is no end: the round after the next asks again, in a new process, and the trouble is over."""
-    mark = tmp_path / "failed"
-    body = f"def planner(p):\n    if not os.path.exists({str(mark)!r}):\n        open({str(mark)!r}, 'w')\n"
-    install("theirs", PLANNER.format(body=body + "        os._exit(1)\n    return [0] * len(p.choices)"))
-    installed.use("theirs", 30.0)
-    assert "ended with status 1" in refusal()
-    assert "ended with status 1" in refusal()  # left out of one round
+def test_threads_do_not_pile_up_and_what_has_recovered_plans_again(install: Install) -> None:
+    """A policy that is still busy is not asked again, and nobody waits for it; once its answer has come, too late, the
+    next round asks it anew."""
+    install("theirs", PLANNER.format(body="def planner(p):\n    GO.wait()\n    return [0] * len(p.choices)"))
+    installed.use("theirs", 0.2)
+    before = set(threading.enumerate())
+    assert "nothing within its 0.2 s" in refusal()
+    assert "still busy with an earlier question" in refusal()
+    (busy,) = set(threading.enumerate()) - before
+    sys.modules["theirs"].GO.set()
+    busy.join()
+    installed.use("theirs", 60.0)
     assert planned() == [1, 1, 1]
-    assert theirs().remote.trouble == ""
+
+
+def test_its_time_is_that_of_all_its_answers_in_a_round_and_a_failure_stands(install: Install) -> None:
+    """After a failure nothing is asked until the next round."""
+    install("theirs", UTILITY.format(body="def utility(s):\n    return 1 / s"))
+    installed.use("theirs", 30.0)
+    theirs = POLICIES["theirs"]
+    assert theirs.utilities([2.0]) == [0.5]
+    with pytest.raises(PolicyFailed, match="raised ZeroDivisionError"):
+        theirs.utilities([0.0])
+    with pytest.raises(PolicyFailed, match="raised ZeroDivisionError"):
+        theirs.utilities([2.0])
+    theirs.begin_round()
+    assert theirs.utilities([2.0]) == [0.5]
+
+
+def test_a_planner_changes_its_own_copy_of_the_problem(install: Install) -> None:
+    """Its limits hold for what the optimizer has, whatever it does to what it was given."""
+    body = "def planner(p):\n    p.capacities[0] = 99\n    return [3, 3, 3]"
+    install("theirs", PLANNER.format(body=body))
+    installed.use("theirs", 60.0)
+    assert "gave 24 GPUs of a pool that has 10" in refusal()
 
 
 def test_limits_hold_for_planners_of_others(install: Install) -> None:
@@ -241,11 +207,10 @@ def test_limits_hold_for_planners_of_others(install: Install) -> None:
 def test_a_policy_that_cannot_be_loaded_is_refused_at_the_start(install: Install, module: str, said: str) -> None:
     """One sentence that names the policy and its distribution; nothing is left registered."""
     install("theirs", module)
-    before = children()
     with pytest.raises(ConfigError, match=r"policy theirs \(theirs:POLICY of theirs 1\.0\) cannot be loaded") as caught:
         installed.use("theirs", 5.0)
     assert said in str(caught.value)
-    assert "theirs" not in POLICIES and children() == before
+    assert "theirs" not in POLICIES
 
 
 def test_names_are_checked_where_they_are_given(install: Install) -> None:
