@@ -5,8 +5,9 @@ Times are unix seconds. A row is a value: it does not follow later changes of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from slurm_elastic.protocol.codec import decode
@@ -18,9 +19,11 @@ T = TypeVar("T")
 REQUEUE, BATCH, COMPANION_ENDS = "requeue", "batch", "companion_ends"
 """Reasons of resizes of their own kinds: the job starts again, only its batch is new, a companion's time is over."""
 Mark = tuple[int, int, int, int, str, str, str]
+MARK = ("gpus_from", "gpus_to", "batch_from", "batch_to", "reason", "mechanism", "mode")
+_mark: Callable[[Any], Mark] = attrgetter(*MARK)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class JobRow:
     """A job that asked to be elastic, as Slurm last described it."""
 
@@ -234,9 +237,7 @@ class DecisionRow:
     @property
     def mark(self) -> Mark:
         """What makes a decision another one: sizes, batches, reason, mechanism, mode."""
-        return (
-            self.gpus_from, self.gpus_to, self.batch_from, self.batch_to, self.reason, self.mechanism, self.mode
-        )  # fmt: skip
+        return _mark(self)
 
 
 @record(frozen=True, slots=True)

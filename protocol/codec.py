@@ -26,6 +26,7 @@ MAX_TEXT = 4096
 MAX_ITEMS = 4096
 
 _NUMBERS = (int, float)
+_SCALARS = (*_NUMBERS, str, bool)
 
 T = TypeVar("T")
 
@@ -109,6 +110,8 @@ def _bounded(hint: Any) -> tuple[Any, Within]:
 
 
 def _value(kind: Any, within: Within, value: object, where: str) -> Any:
+    if kind in _SCALARS:
+        return _scalar(kind, within, value, where)
     if typing.get_origin(kind) is tuple:
         item = typing.get_args(kind)[0]
         if not isinstance(value, list) or len(value) > MAX_ITEMS:

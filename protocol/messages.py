@@ -103,7 +103,7 @@ class Grant:
     """How long the daemon may be out of reach until the job itself asks for what it lacks of that; 0: for ever."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Report:
     """What one world did over a few seconds. Times in seconds, batch and samples over the whole job."""
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 A = TypeVar("A")
 V = TypeVar("V")
-_LACKING = object()
+_Row = list[Any]
 
 
 class Derived(Generic[K, A, V]):
@@ -28,9 +28,9 @@ class Derived(Generic[K, A, V]):
         compared by ==; None: all of it. room: so many values are kept though nobody asks for them any more. until: when
         a value, made at that time, ends though its inputs stay."""
         self._make, self._inputs, self._room, self._until = make, inputs, room, until
-        self._rows: dict[K, tuple[Any, V, float]] = {}
+        self._rows: dict[K, _Row] = {}
         """(inputs, value, when it was made) of what was asked for since the last turns."""
-        self._old: dict[K, tuple[Any, V, float]] = {}
+        self._old: dict[K, _Row] = {}
         """What was asked for before: forgotten at the next turn for which there is no more room."""
 
     def __len__(self) -> int:
@@ -56,24 +56,24 @@ class Derived(Generic[K, A, V]):
 
     def _of(self, keys: Sequence[K], inputs: Sequence[Any], asked: Sequence[A], now: float) -> list[V]:
         rows, old, until, by_key = self._rows, self._old, self._until, inputs is keys
-        found, lacking = list[Any](), dict[K, tuple[Any, A]]()
+        found: list[_Row] = []
+        lacking: dict[K, _Row] = {}
         for key, own, one in zip(keys, inputs, asked, strict=True):
             row = rows.get(key)
             if row is None and old and (row := old.pop(key, None)) is not None:
                 rows[key] = row
             if row is not None and (by_key or row[0] == own) and (until is None or row[2] <= now < until(*row[1:])):
-                if row[0] is not own and not by_key:  # what is the same object next time is compared at once
-                    rows[key] = own, row[1], row[2]
-                found.append(row[1])
+                row[0] = own  # what is the same object next time is compared at once
             else:
-                lacking[key] = own, one
-                found.append(_LACKING)
-        if not lacking:
-            return found
-        made = self._make([one for _, one in lacking.values()])
-        for (key, (own, _)), value in zip(lacking.items(), made, strict=True):
-            rows[key] = own, value, now
-        return [rows[key][1] if value is _LACKING else value for key, value in zip(keys, found, strict=True)]
+                row = lacking.setdefault(key, [own, one, now])
+                row[1] = one
+            found.append(row)
+        if lacking:
+            made = self._make([row[1] for row in lacking.values()])
+            for row, value in zip(lacking.values(), made, strict=True):
+                row[1] = value
+            rows.update(lacking)  # a dict, which knows what its keys hash to
+        return [row[1] for row in found]
 
 
 def one_by_one(make: Callable[[A], V]) -> Callable[[Sequence[A]], list[V]]:

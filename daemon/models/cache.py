@@ -7,11 +7,10 @@ from theirs. Limit: kept in memory; after a restart all are made again.
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import islice
 
 from slurm_elastic.db.rows import ObservationRow
 
-from ..derived.table import Derived, one_by_one
+from ..derived.table import Derived
 from ..optimizer.errors import PlanInputError
 from ..optimizer.models.observation import LEAST, MOST, MOST_COMM, STEP_S, Observation
 from ..optimizer.models.prior import Prior
@@ -37,7 +36,6 @@ class ModelCache:
     prior; jobs with the same of both share one. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._taken = Derived[object, ObservationRow, Observation | None](one_by_one(_taken), _read)
         self._fitted = Derived[_Seen, _Seen, _Made](_fitted, room=KEPT)
         self._jobs = Derived[int, tuple[Rows, Prior], _Made](
             self._models, lambda asked: (tuple([_read(row) for row in asked[0]]), asked[1])
@@ -47,7 +45,7 @@ class ModelCache:
 
     def of(self, jobs: Mapping[int, tuple[Rows, Prior]]) -> dict[int, ThroughputModel]:
         """Models by job id, of those that were measured; jobs not asked for are forgotten."""
-        for table in (self._taken, self._fitted, self._jobs):
+        for table in (self._fitted, self._jobs):
             table.turn()
         made = self._jobs.of(jobs)
         self.unfitted = {
@@ -58,9 +56,7 @@ class ModelCache:
         return {job_id: one for job_id, one in made.items() if isinstance(one, ThroughputModel)}
 
     def _models(self, asked: Sequence[tuple[Rows, Prior]]) -> list[_Made]:
-        taken = iter(self._taken.each([row for rows, _ in asked for row in rows]))
-        seen = [(tuple([one for one in islice(taken, len(rows)) if one is not None]), prior) for rows, prior in asked]
-        return self._fitted.each(seen)
+        return self._fitted.each([(observations(rows), prior) for rows, prior in asked])
 
 
 def _fitted(asked: Sequence[_Seen]) -> list[_Made]:
@@ -85,11 +81,7 @@ def _read(row: ObservationRow) -> tuple[object, ...]:
 
 def observations(rows: Rows) -> tuple[Observation, ...]:
     """What a fit takes of these rows: those that can have been measured."""
-    return tuple(observation(row) for row in rows if believed(row))
-
-
-def _taken(row: ObservationRow) -> Observation | None:
-    return observation(row) if believed(row) else None
+    return tuple([observation(row) for row in rows if believed(row)])
 
 
 def believed(row: ObservationRow) -> bool:

@@ -96,7 +96,7 @@ class JobReader:
             if job is None or known != text:
                 job = _job(dict(zip(fields, row, strict=True)), at)
             else:
-                left = _read(row[clock], _CLOCK, row[number], limit_s)
+                left = _read({"JobID": row[number], _CLOCK: row[clock]}, _CLOCK, limit_s)
                 ends = ends_at(job.start_time, job.time_limit_s, left, at)
                 job = job if job.ends_at == ends else replace(job, ends_at=ends)
             found[row[number]] = text, job
@@ -167,32 +167,30 @@ def partitions(rows: list[dict[str, str]]) -> dict[str, Partition]:
     return found
 
 
-def _read(text: str, name: str, job: str, reader: Callable[[str], T]) -> T:
+def _read(row: Mapping[str, str], name: str, reader: Callable[[str], T]) -> T:
     try:
-        return reader(text)
+        return reader(row[name])
     except (ValueError, SlurmUnparsable) as error:
-        raise SlurmUnparsable(f"{name}={text[:80]!r} of job {job[:20]} from squeue: {error}") from None
+        found = f"{name}={row[name][:80]!r} of job {row['JobID'][:20]}"
+        raise SlurmUnparsable(f"{found} from squeue: {error}") from None
 
 
 def _job(row: dict[str, str], at: float) -> Job:
     """The job of a record that was asked for at that time."""
 
-    def read(name: str, reader: Callable[[str], T]) -> T:
-        return _read(row[name], name, row["JobID"], reader)
-
-    held = read("NodeList", lambda text: expand(_given(text)))
-    num_nodes = len(held) or read("NumNodes", _count)
+    held = _read(row, "NodeList", lambda text: expand(_given(text)))
+    num_nodes = len(held) or _read(row, "NumNodes", _count)
     # What is held; for a pending job what it asks for.
-    tres = read("tres-alloc", _tres)
-    gpus, per_node, gpu_type = read("tres-per-node", lambda _: _gpus(row, tres, held, num_nodes))
+    tres = _read(row, "tres-alloc", _tres)
+    gpus, per_node, gpu_type = _read(row, "tres-per-node", lambda _: _gpus(row, tres, held, num_nodes))
     array_task = _given(row["ArrayTaskID"])
-    started = None if row["State"] == "PENDING" else read("StartTime", _moment)
-    limit = read("TimeLimit", limit_s)
+    started = None if row["State"] == "PENDING" else _read(row, "StartTime", _moment)
+    limit = _read(row, "TimeLimit", limit_s)
     return Job(
-        job_id=read("JobID", _whole),
+        job_id=_read(row, "JobID", _whole),
         state=_same(row["State"]),
         user=_same(row["UserName"]),
-        uid=read("UserID", _whole),
+        uid=_read(row, "UserID", _whole),
         name=_same(row["Name"]),
         comment="" if row["Comment"] == "(null)" else _same(row["Comment"]),
         account=_same(_given(row["Account"])),
@@ -204,26 +202,26 @@ def _job(row: dict[str, str], at: float) -> Job:
         num_nodes=num_nodes,
         gpus=gpus,
         gpus_per_node=per_node,
-        asked_per_node=read("tres-per-node", lambda text: sum(_asked(text).values())),
+        asked_per_node=_read(row, "tres-per-node", lambda text: sum(_asked(text).values())),
         gpu_type=gpu_type,
-        cpus=read("NumCPUs", _count),
-        mem_mb=read("tres-alloc", lambda text: int(mib(tres.get("mem", "0")) / max(1, num_nodes))),
-        het_job_id=read("HetJobID", _count),
-        het_offset=read("HetJobOffset", _count),
-        array_job_id=read("ArrayJobID", _count) if array_task else 0,
+        cpus=_read(row, "NumCPUs", _count),
+        mem_mb=_read(row, "tres-alloc", lambda text: int(mib(tres.get("mem", "0")) / max(1, num_nodes))),
+        het_job_id=_read(row, "HetJobID", _count),
+        het_offset=_read(row, "HetJobOffset", _count),
+        array_job_id=_read(row, "ArrayJobID", _count) if array_task else 0,
         array_task=array_task,
-        priority=read("PriorityLong", _count),
+        priority=_read(row, "PriorityLong", _count),
         dependency=_same(_given(row["Dependency"])),
         features=_same(_given(row["Feature"])),
-        required_nodes=read("ReqNodes", lambda text: expand(_given(text))),
+        required_nodes=_read(row, "ReqNodes", lambda text: expand(_given(text))),
         reservation=_same(_given(row["Reservation"])),
         exclusive=_exclusive(row),
         time_limit_s=limit,
-        submit_time=read("SubmitTime", _moment) or 0.0,
+        submit_time=_read(row, "SubmitTime", _moment) or 0.0,
         start_time=started,
-        ends_at=ends_at(started, limit, read(_CLOCK, limit_s), at),
-        eligible_time=read("EligibleTime", _moment) or 0.0,
-        restarts=read("RestartCnt", _count),
+        ends_at=ends_at(started, limit, _read(row, _CLOCK, limit_s), at),
+        eligible_time=_read(row, "EligibleTime", _moment) or 0.0,
+        restarts=_read(row, "RestartCnt", _count),
     )
 
 

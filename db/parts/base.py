@@ -48,7 +48,7 @@ class StorePart:
             return connection.execute(query).all()
 
     def _records(self, kind: type[T], query: Any) -> list[T]:
-        return [record(kind, row) for row in self._rows(query)]
+        return records(kind, self._rows(query))
 
     def _record(self, kind: type[T], query: Any) -> T | None:
         """The first; None: there is none."""
@@ -71,10 +71,11 @@ def names_of(kind: type[Any]) -> tuple[str, ...]:
     return tuple(kind.__dataclass_fields__)
 
 
-def record(kind: type[T], row: Any) -> T:
-    """The record that a row holds; further columns are left out."""
-    values = row._asdict()
-    return kind(**{name: values[name] for name in names_of(kind)})  # type: ignore[arg-type]  # a class is hashable
+def records(kind: type[T], rows: Sequence[Any]) -> list[T]:
+    """The records that the rows of one query hold; further columns are left out."""
+    columns = rows[0]._fields if rows else names_of(kind)  # type: ignore[arg-type]  # a class is hashable
+    values = itemgetter(*(columns.index(name) for name in names_of(kind)))  # type: ignore[arg-type]
+    return [kind(*values(row)) for row in rows]
 
 
 def insert_or_ignore(database: Database, table: Table) -> Any:

@@ -4,7 +4,7 @@ Decisions are on the disk before the call returns, so before anyone acts on them
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import func, insert, select
@@ -13,7 +13,7 @@ from slurm_elastic.protocol.codes import EventKind
 
 from .. import schema
 from ..engine import Database
-from ..rows import DecisionRow, EventRow, Mark
+from ..rows import MARK, DecisionRow, EventRow, Mark
 from .base import Ended, StorePart, names_of
 
 _DECISIONS, _EVENTS = schema.decisions, schema.events
@@ -70,9 +70,12 @@ class Decisions(StorePart):
         missing = [job_id for job_id in job_ids if job_id not in self._standing]
         if missing:
             with self._db.lock:
-                self._load_marks(missing)
-        found = ((job_id, self._standing.get(job_id)) for job_id in job_ids)
-        return {job_id: row for job_id, row in found if row is not None}
+                self._standing.update(dict.fromkeys(missing))
+                for found in self._newest(missing, [name for name in _FIELDS if name != "alternatives"]):
+                    row = DecisionRow(**found._asdict())
+                    self._standing[row.job_id] = _brief(row, row.at)
+        standing = ((job_id, self._standing.get(job_id)) for job_id in job_ids)
+        return {job_id: row for job_id, row in standing if row is not None}
 
     def current(self) -> list[DecisionRow]:
         """The standing decision of every job that has not ended, by job."""
@@ -97,15 +100,16 @@ class Decisions(StorePart):
         return self._records(DecisionRow, query.order_by(rows.c.job_id, rows.c.id))
 
     def _load_marks(self, job_ids: list[int]) -> None:
-        rows = _DECISIONS.c
+        self._marks.update((row[0], tuple(row[1:])) for row in self._newest(job_ids, ("job_id", *MARK)))
+
+    def _newest(self, job_ids: list[int], names: Sequence[str]) -> list[Any]:
+        """Of the last decision of each of these jobs these columns."""
+        rows, found = _DECISIONS.c, list[Any]()
         for first in range(0, len(job_ids), CHUNK):
-            some = job_ids[first : first + CHUNK]
-            newest = select(func.max(rows.id)).where(rows.job_id.in_(some)).group_by(rows.job_id)
-            query = select(*(rows[name] for name in _FIELDS if name != "alternatives")).where(rows.id.in_(newest))
-            found = [DecisionRow(**row._asdict()) for row in self._rows(query)]
-            self._standing.update(dict.fromkeys(some))
-            for row in found:
-                self._marks[row.job_id], self._standing[row.job_id] = row.mark, _brief(row, row.at)
+            some = rows.job_id.in_(job_ids[first : first + CHUNK])
+            newest = select(func.max(rows.id)).where(some).group_by(rows.job_id)
+            found += self._rows(select(*(rows[name] for name in names)).where(rows.id.in_(newest)))
+        return found
 
     def _forget(self, job_id: int) -> None:
         with self._db.lock:

@@ -14,7 +14,7 @@ from sqlalchemy import Select, bindparam, delete, exists, func, insert, literal,
 from .. import schema
 from ..engine import Database
 from ..rows import BATCH, REQUEUE, CheckpointRow, PauseRow, PredictionRow, PriorRow, RunRow
-from .base import Ended, StorePart, record, upsert
+from .base import Ended, StorePart, records, upsert
 from .observations import load, rows_of
 
 LOST = ("restart", "registered")
@@ -39,7 +39,7 @@ class Outcomes(StorePart):
         query = select(_CHECKPOINTS, func.coalesce(programs.c.program, "").label("program"))
         joined = query.outerjoin(programs, programs.c.job_id == _CHECKPOINTS.c.job_id)
         rows = self._rows(joined.order_by(_CHECKPOINTS.c.at.desc()).limit(limit))
-        return [(record(CheckpointRow, row), row.program) for row in rows]
+        return list(zip(records(CheckpointRow, rows), [row.program for row in rows], strict=True))
 
     def pauses(self, limit: int, job_id: int | None = None) -> list[PauseRow]:
         """What the youngest resizes cost, of all jobs or of one, the youngest first; not those of a batch alone."""

@@ -83,6 +83,7 @@ class Jobs(StorePart):
             rows = [JobRow(*row) for row in self._rows(query.where(schema.jobs.c.ended.is_(False)))]
             with self._memory:
                 self._active = {row.job_id: row for row in rows}
+                self._stored |= self._active  # so after a start only what has changed is written
         return rows
 
     def within(self, start: float, end: float) -> list[JobRow]:

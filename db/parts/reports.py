@@ -23,7 +23,7 @@ from .. import schema
 from ..engine import Database
 from ..rows import ObservationRow
 from .allocations import Allocations, Progress, advance, allocation_of
-from .base import Ended, Many, StorePart, T, blames_a_record, insert_or_ignore, names_of, record, upsert
+from .base import Ended, Many, StorePart, T, blames_a_record, insert_or_ignore, names_of, records, upsert
 from .observations import MOST, Configuration, Key, fastest_of, forget_oldest, key_of, load, measured, rows_of, summary
 from .writer import ReportWriter, Submission
 
@@ -127,7 +127,9 @@ class Reports(StorePart):
             youngest = select(func.max(other.c.at)).where(other.c.job_id == of.job_id).scalar_subquery()
             query = select(_REPORTS).join(schema.jobs).where(of.ended.is_(False), _REPORTS.c.at == youngest)
             query = query.order_by(_REPORTS.c.generation, _REPORTS.c.step)
-            last = dict.fromkeys(jobs) | {row.job_id: record(Report, row) for row in connection.execute(query).all()}
+            rows = connection.execute(query).all()
+            reports = zip([row.job_id for row in rows], records(Report, rows), strict=True)
+            last = dict.fromkeys(jobs) | dict(reports)
         with self._memory:
             self._seen, self._last, self._warm = seen, last, True
             self._due = {number for number, count in self._unsaved.items() if count >= OFTEN * len(seen[number])}

@@ -19,7 +19,7 @@ from .. import schema
 from ..clock import steady_now
 from ..engine import Database
 from ..rows import BATCH, ResizeRow, records_in, records_out
-from .base import Ended, StorePart, blames_a_record, record
+from .base import Ended, StorePart, blames_a_record, records
 
 _ROWS = schema.resizes
 _LAST = select(func.coalesce(func.max(_ROWS.c.id), 0))
@@ -226,4 +226,4 @@ def _issued(resize: Resize, number: int, at: float) -> dict[str, Any]:
 def _row(row: Row[Any]) -> ResizeRow:
     phases = tuple((ResizeState(state), at) for state, at in row.phases)
     pieces, shapes = records_in(Piece, row.keep), records_in(Shape, row.add)
-    return replace(record(ResizeRow, row), keep=pieces, add=shapes, state=ResizeState(row.state), phases=phases)
+    return replace(records(ResizeRow, [row])[0], keep=pieces, add=shapes, state=ResizeState(row.state), phases=phases)

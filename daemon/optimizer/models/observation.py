@@ -15,10 +15,11 @@ a loader takes beside its samples, such as at the beginning of a pass, counts as
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+
+from slurm_elastic.protocol.records import record
 
 from ..errors import PlanInputError
 from .step_time import Array, Number
@@ -31,7 +32,7 @@ MOST = 10**9
 """Most GPUs, nodes, samples, micro batches."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Observation:
     """What one configuration was measured to do."""
 

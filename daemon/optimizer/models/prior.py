@@ -46,6 +46,9 @@ class Prior:
     runs: int = 0
     """What it was learned from; 0: assumed."""
 
+    def __hash__(self) -> int:
+        return hash((self.mean, self.runs))  # it is looked up under for each job, and has seventy numbers
+
     def mean_for(self, scale_s: float, micro: float) -> list[float]:
         """The mean for a job whose first step took `scale_s` seconds a micro batch of `micro` samples."""
         x = (math.log(scale_s), math.log(micro))

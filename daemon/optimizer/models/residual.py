@@ -13,9 +13,10 @@ each further report. Limit: of the `MOST` configurations reported most; a curve 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+
+from slurm_elastic.protocol.records import record
 
 from . import straight_line
 from .fit import Point
@@ -34,7 +35,7 @@ LARGEST = 40.0
 MOST = 32
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Misses:
     """Of one model at its n points."""
 

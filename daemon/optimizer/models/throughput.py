@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+
+from slurm_elastic.protocol.records import record
 
 from ..errors import PlanInputError
 from . import fit as map_fit
@@ -35,7 +36,7 @@ from .step_time import (
     log_step_time,
     of_points,
     overlapped,
-    parameters,
+    parameter_array,
     step_time,
     sync_time,
 )
@@ -98,7 +99,7 @@ def weight_of(observation: Observation, prior: Prior) -> float:
     return 1.0 / (noise**2 * (0.25 + 0.75 / observation.weight))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class ThroughputModel:
     """Step time and throughput of one job at any size; make it with `fit`.
 
@@ -309,7 +310,9 @@ def fit_many(
         for own, rows in zip(inputs, measured, strict=True)
     ]
     kept = misses_of(taken, fed, theta, (lines, shares), each)
-    found = zip(measured, theta.tolist(), covariance, lines.tolist(), shares.tolist(), kept, inputs, strict=True)
+    forms = [Parameters(*row) for row in parameter_array(theta.T).T.tolist()]
+    thetas = zip(theta.tolist(), forms, covariance, strict=True)
+    found = zip(measured, thetas, lines.tolist(), shares.tolist(), kept, inputs, strict=True)
     return [_model(*one) for one in found]
 
 
@@ -331,15 +334,14 @@ def _finite(model: ThroughputModel) -> ThroughputModel | PlanInputError:
 
 def _model(
     observations: Sequence[Observation],
-    theta: list[float],
-    covariance: Array,
+    form: tuple[list[float], Parameters, Array],
     line: list[float],
     share: float,
     kept: Misses,
     fed: Input,
 ) -> ThroughputModel:
     """The model of a finished fit."""
-    scale, micro = scale_of(observations[0], fed)
+    (theta, formed, covariance), (scale, micro) = form, scale_of(observations[0], fed)
     accumulates = any(o.accumulation > 1 for o in observations)
     seen = dict[tuple[int, int], float]()
     for o in observations:
@@ -347,7 +349,7 @@ def _model(
     return ThroughputModel(
         theta=tuple(theta),
         covariance=covariance.copy(),  # the models of one fit end at different times
-        parameters=parameters(theta),
+        parameters=formed,
         scale_s=scale,
         micro=micro,
         micro_limit=max(o.micro_batch for o in observations) if accumulates else 0,

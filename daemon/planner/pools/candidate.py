@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from slurm_elastic.protocol.messages import Piece
@@ -45,7 +45,7 @@ class Candidate(JobView):
     """The largest of `downs`: the most GPUs that it keeps when it gives up what others need."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Batches:
     """The request's batches; where only the batch could change and that is not to be, the present one."""
 

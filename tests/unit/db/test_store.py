@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event
 from store_records import BASE, COMPANION, DECISION, JOB, RESIZE, report
 
 from slurm_elastic.db.rows import records_in, records_out
@@ -36,6 +36,20 @@ def test_an_unchanged_job_costs_no_write(store: Store) -> None:
         before = connection.exec_driver_sql("PRAGMA data_version").scalar()
         store.jobs.upsert_all([JOB] * 3)
         assert connection.exec_driver_sql("PRAGMA data_version").scalar() == before
+
+
+def test_a_start_writes_no_job_that_is_as_it_was(store: Store, url: str) -> None:
+    """Of thousands of jobs that would be half of a start's writes; one that has changed meanwhile is written."""
+    changed = dataclasses.replace(JOB, job_id=8, account="guests")
+    store.jobs.upsert(dataclasses.replace(changed, account="lab"))
+    with Store(url) as again:
+        again.jobs.all()
+        said: list[tuple[str, object]] = []
+        event.listen(again._db.engine, "before_cursor_execute", lambda *given: said.append((given[2], given[3])))
+        again.jobs.upsert_all([JOB])
+        assert not said
+        again.jobs.upsert_all([JOB, changed])
+        assert "guests" in str(said) and again.jobs.all() == [JOB, changed]
 
 
 def test_end_of_a_job_closes_what_belongs_to_it(store: Store) -> None:
@@ -218,6 +232,20 @@ def test_decisions_are_stored_when_they_change(store: Store) -> None:
     assert store.decisions.current() == [dataclasses.replace(kept, at=4.0)]
     store.jobs.end(7, "COMPLETED", 5.0)
     assert store.decisions.current() == [] and len(store.decisions.of(7)) == 2
+
+
+def test_marks_are_read_without_the_evidence(store: Store, url: str) -> None:
+    """Evidence of thousands of jobs is kilobytes each, and a start asks whether a decision is another one; what stands
+    of it is read when somebody asks."""
+    row = dataclasses.replace(DECISION, evidence={"share_of": "ada", "sizes": [1] * 1000})
+    store.decisions.save(1.0, [row])
+    with Store(url) as again:
+        said: list[str] = []
+        event.listen(again._db.engine, "before_cursor_execute", lambda *given: said.append(given[2]))
+        assert again.decisions.marks([7, 8]) == {7: DECISION.mark}
+        assert "decisions" in said[-1] and "evidence" not in str(said)
+        standing = again.decisions.standing([7, 8])
+        assert standing == {7: dataclasses.replace(row, at=1.0, evidence={"share_of": "ada"}, alternatives=[])}
 
 
 def test_a_number_that_json_lacks_is_unknown(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from hypothesis import given
@@ -63,3 +64,17 @@ def test_what_fails_to_be_made_is_not_known() -> None:
             continue
         raise AssertionError("nothing can be made of 0")
     assert table.of({1: 2}) == {1: 0.5} and len(table) == 1
+
+
+def test_keys_are_hashed_once_to_look_and_once_to_keep() -> None:
+    """Some have a hundred numbers, and after a start thousands of jobs are new."""
+    hashed = Counter[int]()
+
+    class Key(int):
+        def __hash__(self) -> int:
+            hashed[int(self)] += 1
+            return int(self)
+
+    table = Derived[Key, Key, int](one_by_one(lambda key: 2 * key))
+    assert table.each([Key(1), Key(2)]) == [2, 4]
+    assert hashed == {1: 2, 2: 2}
