@@ -85,6 +85,8 @@ class Job:
     """As SnapshotCache completes them."""
     reservation: str = ""
     exclusive: bool = False
+    for_its_user: bool = False
+    """Submitted with --exclusive=user: nobody else's job comes onto its nodes, nor it onto theirs."""
     time_limit_s: int | None = None
     """None: unlimited."""
     ends_at: float | None = None
@@ -203,7 +205,7 @@ class Snapshot:
         alone = self.nodes.keys() - site.switches.keys() if site.needs_switch else ()
         marks = {name: replace(self.nodes[name], flags=self.nodes[name].flags | {"UNDER_NO_SWITCH"}) for name in alone}
         shut = {name for name, rules in site.partitions.items() if rules.exclusive_user}
-        jobs = self._beside_others(shut) if shut else {}
+        jobs = self._beside_others(shut) if shut or any(job.for_its_user for job in self.jobs.values()) else {}
         if site.probed:
             used = tuple(node.name for node in self.nodes.values() if node.gpus_used)
             for job in self.jobs.values():
@@ -213,16 +215,18 @@ class Snapshot:
         return replace(self, nodes={**self.nodes, **marks}, jobs={**self.jobs, **jobs}) if marks or jobs else self
 
     def _beside_others(self, shut: Collection[str]) -> dict[int, Job]:
-        """The jobs that may not share some nodes, which count as excluded by them: another user holds these, and the
-        partition of either (`shut`) shares nodes with no other user. What a companion holds a waiting job may get."""
+        """The jobs that may not share some nodes, which count as excluded by them: another user holds these, and one of
+        both jobs, or its partition (`shut`), shares nodes with no other user. What a companion holds may be had by a
+        job that waits."""
         held: dict[str, set[tuple[str, bool, bool]]] = {}
         for job in self.jobs.values():
+            alone = job.for_its_user or job.partition in shut
             for node in job.nodes:
-                held.setdefault(node, set()).add((job.user, job.partition in shut, job.name.startswith("selastic-")))
+                held.setdefault(node, set()).add((job.user, alone, job.name.startswith("selastic-")))
         closed: dict[tuple[str, bool, bool], tuple[str, ...]] = {}
         found = {}
         for job in self.jobs.values():
-            who = user, own, waits = job.user, job.partition in shut, job.pending
+            who = user, own, waits = job.user, job.for_its_user or job.partition in shut, job.pending
             if who not in closed:
                 closed[who] = tuple(
                     node

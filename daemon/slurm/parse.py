@@ -216,6 +216,7 @@ def _job(row: dict[str, str], at: float) -> Job:
         required_nodes=_read(row, "ReqNodes", lambda text: expand(_given(text))),
         reservation=_same(_given(row["Reservation"])),
         exclusive=_exclusive(row),
+        for_its_user="USER" in (row["OverSubscribe"], row.get(EXCLUSIVE)),
         time_limit_s=limit,
         submit_time=_read(row, "SubmitTime", _moment) or 0.0,
         start_time=started,

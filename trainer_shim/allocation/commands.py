@@ -172,8 +172,8 @@ def companion(shape: Shape, base: SlurmJob, resize_id: int, minutes: int | None,
     if shape.gpus_per_node:
         kind = f"{shape.gpu_type}:" if shape.gpu_type else ""
         words.append(f"--gres=gpu:{kind}{shape.gpus_per_node}")
-    if base.exclusive:
-        words.append("--exclusive")
+    if base.exclusive or base.for_its_user:
+        words.append("--exclusive" if base.exclusive else "--exclusive=user")
     optional = {
         "partition": shape.partition or base.partition,
         "account": shape.account or base.account,

@@ -39,6 +39,8 @@ class SlurmJob:
     wckey: str
     exclusive: bool
     """The job has its nodes for itself."""
+    for_its_user: bool
+    """It shares them with jobs of its user alone."""
     end_time: str
     """As Slurm writes it; "Unknown" without a limit."""
     comment: str = ""
@@ -110,6 +112,7 @@ def parse_job(text: str, job_id: int, expand: Expand) -> SlurmJob:
         wckey=_known(fields.get("WCKey", "").removeprefix("*")),
         # From 26.05 on OverSubscribe is NO for jobs that share nodes as well.
         exclusive=fields["Exclusive"] == "NODE" if "Exclusive" in fields else fields.get("OverSubscribe") == "NO",
+        for_its_user="USER" in (fields.get("OverSubscribe"), fields.get("Exclusive")),
         end_time=fields.get("EndTime", "Unknown"),
         name=fields.get("JobName", ""),
         submitted=fields.get("SubmitTime", ""),

@@ -193,17 +193,19 @@ def test_what_a_partition_takes_is_what_slurm_says(site: SiteCluster) -> None:
         rules(**plain)
 
 
+@pytest.mark.parametrize("option", ["", "--exclusive=user"])
 def test_a_node_of_another_user_is_no_room_where_nodes_are_not_shared(
-    site: SiteCluster, monkeypatch: pytest.MonkeyPatch
+    site: SiteCluster, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    """ExclusiveUser: the job grows onto the node that nobody uses, not beside a colleague's small jobs."""
+    """ExclusiveUser of the partition, or of the job alone: it grows onto the node that nobody uses, not beside a
+    colleague's small jobs."""
     change = ["scontrol", "update", "PartitionName=main"]
-    assert site.sandbox.run([*change, "ExclusiveUser=YES"]).returncode == 0
+    assert site.sandbox.run([*change, f"ExclusiveUser={'NO' if option else 'YES'}"]).returncode == 0
     try:
         with live_daemon(site.sandbox, monkeypatch) as daemon:
             for node in range(2, 8):
                 site.sbatch("-N1", f"-wn{node}", "--gres=gpu:1", user=COLLEAGUE)
-            job = daemon.submit("-N1", "-wn1", "--gres=gpu:a100:4")
+            job = daemon.submit("-N1", "-wn1", "--gres=gpu:a100:4", *filter(None, [option]))
             daemon.settles_at(job, 8)
             assert {node for held in daemon.companions() for node in held.nodes} == {"n8"}
             assert "resize_withdrawn" not in daemon.events(job)

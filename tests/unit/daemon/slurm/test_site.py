@@ -306,6 +306,17 @@ def test_a_node_of_another_user_is_no_room_where_nodes_are_not_shared() -> None:
     assert snapshot.marked(Site(partitions={"main": PartitionRules()})) is snapshot
 
 
+def test_a_job_that_shares_nodes_with_its_users_alone_closes_them_to_others() -> None:
+    """--exclusive=user, of either: whatever the partition says."""
+    at = Cluster(4)
+    at.run(1, "n1", 2, REQUEST, user="ann", for_its_user=True)
+    at.run(2, "n2", 2, REQUEST, user="bob")
+    at.run(3, "n3", 2, user="ann")
+    at.run(4, "n4", 2, user="bob", for_its_user=True)
+    excluded = {number: job.excluded_nodes for number, job in at.snapshot().marked(Site()).jobs.items()}
+    assert excluded == {1: ("n2", "n4"), 2: ("n1",), 3: ("n4",), 4: ("n1", "n3")}
+
+
 def test_nodes_not_shared_stay_excluded_where_two_jobs_see_the_same_gpus() -> None:
     """Another user's job without a GPU is no room either."""
     at = Cluster(3)

@@ -43,6 +43,7 @@ def job(**changes: object) -> SlurmJob:
         "component": None,
         "wckey": "",
         "exclusive": False,
+        "for_its_user": False,
         "end_time": "Unknown",
     }
     return SlurmJob(**{**values, **changes})  # type: ignore[arg-type]
@@ -85,19 +86,22 @@ def test_types_may_begin_with_a_digit(gres: str, gpus: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "exclusive"),
+    ("said", "asked"),
     [
-        ("OverSubscribe=NO", True),
-        ("OverSubscribe=OK", False),
-        ("OverSubscribe=NO Exclusive=NO", False),
-        ("OverSubscribe=NO Exclusive=NODE", True),
+        ("OverSubscribe=NO", ["--exclusive"]),
+        ("OverSubscribe=OK", []),
+        ("OverSubscribe=USER", ["--exclusive=user"]),
+        ("OverSubscribe=NO Exclusive=NO", []),
+        ("OverSubscribe=NO Exclusive=NODE", ["--exclusive"]),
+        ("OverSubscribe=NO Exclusive=USER", ["--exclusive=user"]),
     ],
 )
-def test_who_has_nodes_to_itself(said: str, exclusive: bool) -> None:
-    """Slurm up to 25.11 says it with OverSubscribe, 26.05 with a word of its own."""
+def test_who_has_nodes_to_itself(said: str, asked: list[str]) -> None:
+    """Slurm up to 25.11 says it with OverSubscribe, 26.05 with a word of its own; companions ask for the same."""
     job = parse_job(f"JobId=7 Nodes=n4 CPU_IDs=0 Mem=0 GRES=gpu:2 {said}", 7, expand)
-    assert job.exclusive is exclusive
-    assert ("--exclusive" in commands.companion(Shape(1, 1), job, 1, None, SALLOC)) is exclusive
+    assert job.exclusive is (asked == ["--exclusive"])
+    words = commands.companion(Shape(1, 1), job, 1, None, SALLOC)
+    assert [word for word in words if word.startswith("--exclusive")] == asked
 
 
 def test_one_thread_of_each_core_is_asked_for_by_asking_for_no_processors() -> None:
