@@ -1,8 +1,8 @@
 """The elastic request: what sizes and batches a job accepts. One grammar and one parser, for every part of the product.
 
     elastic:gpus=2-32,batch=256-8192[,step=2][,group=2][,slice=2][,lr=sqrt][,weight=2][,via=companion+shrink]
-            [,until=quality][,guard=80]
-    elastic:gpus=2-32[,step=2][,group=2][,weight=2][,via=companion+shrink][,speedup=0.9]
+            [,until=quality][,guard=80][,deadline=20:00][,budget=100]
+    elastic:gpus=2-32[,step=2][,group=2][,weight=2][,via=companion+shrink][,speedup=0.9][,deadline=20:00][,budget=100]
 
 The second is of a job that `selastic hold` gives nodes to: it has no batch. A range is 2-32 or 2:32, as everywhere on
 the command line. The prefix `elastic:` marks it inside a job's comment; the SPANK option and the command line leave it
@@ -12,6 +12,7 @@ the daemon's to say.
 """
 
 import re
+from calendar import monthrange
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -30,8 +31,26 @@ LARGEST = 1_000_000_000
 MOST_GPUS = 100_000
 """Bounds `sizes()`: whoever writes a comment must not be able to fill the daemon's memory."""
 MOST_GUARD = 100
+DEADLINES = "HH:MM[:SS], YYYY-MM-DD[THH:MM[:SS]], now+COUNT[UNIT] such as now+8hours"
+_CLOCK = r"(?:[01]?[0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9])?"
+_DATE = r"(?P<year>2[0-9]{3})-(?P<month>0[1-9]|1[0-2])-(?P<day>0[1-9]|[12][0-9]|3[01])"
+_MOMENT = re.compile(rf"now\+[0-9]{{1,9}}(?:(?:second|minute|hour|day|week)s?)?|{_CLOCK}|{_DATE}(?:T{_CLOCK})?")
 WITH_BATCH = ("slice", "lr", "until", "guard")
-KEYS = ("gpus", "batch", "step", "group", "slice", "lr", "weight", "via", "until", "guard", "speedup")
+KEYS = (
+    "gpus",
+    "batch",
+    "step",
+    "group",
+    "slice",
+    "lr",
+    "weight",
+    "via",
+    "until",
+    "guard",
+    "speedup",
+    "deadline",
+    "budget",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +79,10 @@ class ElasticRequest:
     is measured no larger batch than the first is taken. 0: every batch in the range is as good as another."""
     speedup: float = 0.0
     """Without a batch: twice the GPUs are twice as fast times this, as far as nothing was measured; 0: nobody says."""
+    deadline: str = ""
+    """When the training is to be done, in one of DEADLINES, as of the job's submission: text/times.py reads it."""
+    budget: float = 0.0
+    """What it may cost, in GPU-hours or in what the site charges for them; 0: nobody says."""
 
     def sizes(self) -> tuple[int, ...]:
         """Every accepted number of GPUs, ascending."""
@@ -106,6 +129,8 @@ class ElasticRequest:
             ("until", self.until, "epochs"),
             ("guard", self.guard, 0),
             ("speedup", f"{self.speedup:.6f}".rstrip("0").rstrip("."), "0"),
+            ("deadline", self.deadline, ""),
+            ("budget", f"{self.budget:.6f}".rstrip("0").rstrip("."), "0"),
         )
         words += [f"{key}={value}" for key, value, default in defaults if value != default]
         return PREFIX + ",".join(words)
@@ -144,11 +169,13 @@ def parse(text: str) -> ElasticRequest:
         group=group,
         slice=_whole("slice", words.get("slice", "1"), LARGEST),
         lr=_one_of("lr", words.get("lr", "auto"), LR_RULES),
-        weight=_weight(words.get("weight", "1")),
+        weight=_decimal("weight", words.get("weight", "1"), 0.0, 1000),
         via=tuple(_one_of("via", word, MECHANISMS) for word in words.get("via", "+".join(DEFAULT_VIA)).split("+")),
         until=_one_of("until", words.get("until", "epochs"), ENDS),
         guard=_whole("guard", words["guard"], MOST_GUARD) if "guard" in words else 0,
         speedup=_speedup(words["speedup"]) if "speedup" in words else 0.0,
+        deadline=_deadline(words["deadline"]) if "deadline" in words else "",
+        budget=_decimal("budget", words["budget"], 0.0, 999_999) if "budget" in words else 0.0,
     )
     _check_feasible(request)
     return request
@@ -218,18 +245,23 @@ def _whole(key: str, value: str, most: int) -> int:
     return int(value)
 
 
-def _weight(value: str) -> float:
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", value) or not 0 < float(value) <= 1000:
-        raise RequestError(f"weight={value} is not accepted; accepted: a number above 0, at most 1000")
+def _decimal(key: str, value: str, above: float, most: int, or_else: str = "") -> float:
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", value) or not above < float(value) <= most:
+        raise RequestError(
+            f"{key}={value} is not accepted; accepted: {or_else}a number above {above:g}, at most {most}"
+        )
     return float(value)
 
 
 def _speedup(value: str) -> float:
-    if value == "linear":
-        return 1.0
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", value) or not 0.5 < float(value) <= 1:
-        raise RequestError(f"speedup={value} is not accepted; accepted: linear, or a number above 0.5, at most 1")
-    return float(value)
+    return 1.0 if value == "linear" else _decimal("speedup", value, 0.5, 1, "linear, or ")
+
+
+def _deadline(value: str) -> str:
+    found = _MOMENT.fullmatch(value)
+    if found is None or (found["year"] and int(found["day"]) > monthrange(int(found["year"]), int(found["month"]))[1]):
+        raise RequestError(f"deadline={value} is not accepted; accepted: {DEADLINES}")
+    return value
 
 
 def _one_of(key: str, value: str, accepted: tuple[str, ...]) -> str:

@@ -18,7 +18,8 @@ local SEPARATORS = "; \t\n\r\f\v"
 local LONGEST = 1000
 -- Sizes tried before the answer is left to selasticd: slurmctld waits meanwhile.
 local PATIENCE = 4096
-local KEYS = { "gpus", "batch", "step", "group", "slice", "lr", "weight", "via", "until", "guard", "speedup" }
+local KEYS = { "gpus", "batch", "step", "group", "slice", "lr", "weight", "via", "until", "guard", "speedup", "deadline",
+	"budget" }
 local WITH_BATCH = { "slice", "lr", "until", "guard" }
 local LR_RULES = { "auto", "none", "linear", "sqrt", "sde", "adascale" }
 local MECHANISMS = { "companion", "component", "shrink", "requeue", "expand" }
@@ -79,10 +80,10 @@ local function decimal(value)
 	return integer and #integer <= 6 and #fraction <= 6 and tonumber(value)
 end
 
-local function weight(value)
+local function positive(key, value, most)
 	local number = decimal(value)
-	if not number or number <= 0 or number > 1000 then
-		refuse("weight=%s is not accepted; accepted: a number above 0, at most 1000", value)
+	if not number or number <= 0 or number > most then
+		refuse("%s=%s is not accepted; accepted: a number above 0, at most %d", key, value, most)
 	end
 	return number
 end
@@ -93,6 +94,35 @@ local function speedup(value)
 		refuse("speedup=%s is not accepted; accepted: linear, or a number above 0.5, at most 1", value)
 	end
 	return number
+end
+
+local UNITS = { [""] = true, second = true, minute = true, hour = true, day = true, week = true }
+local DAYS = { 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31 }
+
+local function is_clock(text)
+	local hour, minute, second = string.match(text, "^([0-9][0-9]?):([0-9][0-9])(.*)$")
+	if not hour or tonumber(hour) > 23 or tonumber(minute) > 59 then return false end
+	return second == "" or string.match(second, "^:[0-5][0-9]$") ~= nil
+end
+
+local function is_date(text)
+	local year, month, day = string.match(text, "^(2[0-9][0-9][0-9])-([0-9][0-9])-([0-9][0-9])$")
+	year, month, day = tonumber(year), tonumber(month), tonumber(day)
+	if not year or month < 1 or month > 12 then return false end
+	local leap = (year % 4 == 0 and year % 100 ~= 0) or year % 400 == 0
+	return day >= 1 and day <= DAYS[month] + (month == 2 and leap and 1 or 0)
+end
+
+local function deadline(value)
+	local count, unit = string.match(value, "^now%+([0-9]+)(.*)$")
+	local ahead = count and #count <= 9 and (UNITS[unit] or (#unit > 1 and UNITS[string.match(unit, "^(.*)s$")]))
+	local date, clock = string.match(value, "^([^T]*)T?(.*)$")
+	local dated = is_date(date) and (date == value or is_clock(clock))
+	if not ahead and not is_clock(value) and not dated then
+		refuse("deadline=%s is not accepted; accepted: HH:MM[:SS], YYYY-MM-DD[THH:MM[:SS]], now+COUNT[UNIT] such "
+			.. "as now+8hours", value)
+	end
+	return value
 end
 
 local function words(body)
@@ -162,7 +192,7 @@ local function parse(text)
 	r.step = given.step and whole("step", given.step, MOST_GPUS) or r.group
 	r.slice = whole("slice", given.slice or "1", LARGEST)
 	r.lr = one_of("lr", given.lr or "auto", LR_RULES)
-	r.weight = weight(given.weight or "1")
+	r.weight = positive("weight", given.weight or "1", 1000)
 	r.via = {}
 	for _, word in ipairs(given.via and split(given.via, "+") or DEFAULT_VIA) do
 		r.via[#r.via + 1] = one_of("via", word, MECHANISMS)
@@ -170,6 +200,8 @@ local function parse(text)
 	r["until"] = one_of("until", given["until"] or "epochs", ENDS)
 	r.guard = given.guard and whole("guard", given.guard, MOST_GUARD) or 0
 	r.speedup = given.speedup and speedup(given.speedup) or 0
+	r.deadline = given.deadline and deadline(given.deadline) or ""
+	r.budget = given.budget and positive("budget", given.budget, 999999) or 0
 	check_feasible(r)
 	return r
 end

@@ -23,10 +23,10 @@ struct report {
 	size_t size;
 };
 
-enum key { GPUS, BATCH, STEP, GROUP, SLICE, LR, WEIGHT, VIA, UNTIL, GUARD, SPEEDUP, KEYS };
+enum key { GPUS, BATCH, STEP, GROUP, SLICE, LR, WEIGHT, VIA, UNTIL, GUARD, SPEEDUP, DEADLINE, BUDGET, KEYS };
 
-static const char *const key_names[KEYS] = {"gpus",   "batch", "step",	 "group", "slice",	"lr",
-					    "weight", "via",   "until", "guard", "speedup"};
+static const char *const key_names[KEYS] = {"gpus", "batch", "step",  "group",	 "slice",    "lr",   "weight",
+					    "via",  "until", "guard", "speedup", "deadline", "budget"};
 static const enum key with_batch[] = {SLICE, LR, UNTIL, GUARD};
 static const char *const lr_rules[] = {"auto", "none", "linear", "sqrt", "sde", "adascale"};
 static const char *const ends[] = {"epochs", "quality"};
@@ -143,13 +143,13 @@ static int64_t millionths(struct span value)
 	return number;
 }
 
-static int weight(struct span value, struct report report)
+static int positive(const char *key, struct span value, int64_t most, struct report report)
 {
 	int64_t number = millionths(value);
 
-	if (number <= 0 || number > 1000 * INT64_C(1000000))
-		return refuse(report, "weight=%.*s is not accepted; accepted: a number above 0, at most 1000",
-			      (int)value.length, value.at);
+	if (number <= 0 || number > most * INT64_C(1000000))
+		return refuse(report, "%s=%.*s is not accepted; accepted: a number above 0, at most %lld", key,
+			      (int)value.length, value.at, (long long)most);
 	return 0;
 }
 
@@ -162,6 +162,74 @@ static int speedup(struct span value, struct report report)
 			      "speedup=%.*s is not accepted; accepted: linear, or a number above 0.5, at most 1",
 			      (int)value.length, value.at);
 	return 0;
+}
+
+/* Exactly so many digits; -1: it is something else, or not between these. */
+static int among(struct span value, size_t length, int least, int most)
+{
+	int number = 0;
+
+	if (value.length != length || digits(value) != length)
+		return -1;
+	for (size_t i = 0; i < length; i++)
+		number = number * 10 + (value.at[i] - '0');
+	return number < least || number > most ? -1 : number;
+}
+
+static bool is_clock(struct span value)
+{
+	bool more;
+	struct span hour = cut(&value, ':', &more);
+
+	if (!more || hour.length > 2 || among(hour, hour.length ? hour.length : 1, 0, 23) < 0)
+		return false;
+	return among(cut(&value, ':', &more), 2, 0, 59) >= 0 && (!more || among(value, 2, 0, 59) >= 0);
+}
+
+static bool is_date(struct span value)
+{
+	static const int days[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
+	bool first, second;
+	int year = among(cut(&value, '-', &first), 4, 2000, 2999);
+	int month = among(cut(&value, '-', &second), 2, 1, 12);
+	bool leap = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
+
+	return first && second && year > 0 && month > 0 && among(value, 2, 1, days[month - 1] + (month == 2 && leap)) > 0;
+}
+
+static bool is_ahead(struct span value)
+{
+	static const char *const units[] = {"", "second", "minute", "hour", "day", "week"};
+	size_t n;
+
+	if (value.length < 4 || memcmp(value.at, "now+", 4) != 0)
+		return false;
+	value.at += 4;
+	value.length -= 4;
+	n = digits(value);
+	value.at += n;
+	value.length -= n;
+	for (size_t i = 0; i < COUNT(units) && n >= 1 && n <= 9; i++) {
+		struct span one = value;
+
+		one.length -= i && one.length && one.at[one.length - 1] == 's';
+		if (equals(one, units[i]))
+			return true;
+	}
+	return false;
+}
+
+static int deadline(struct span value, struct report report)
+{
+	bool clock;
+	struct span rest = value, date = cut(&rest, 'T', &clock);
+
+	if (is_clock(value) || is_ahead(value) || (is_date(date) && (!clock || is_clock(rest))))
+		return 0;
+	return refuse(report,
+		      "deadline=%.*s is not accepted; accepted: HH:MM[:SS], YYYY-MM-DD[THH:MM[:SS]], now+COUNT[UNIT] such "
+		      "as now+8hours",
+		      (int)value.length, value.at);
 }
 
 static int via(struct span value, struct report report)
@@ -318,7 +386,7 @@ static int check_values(const struct span *values, struct report report)
 		return -1;
 	if (values[LR].at && one_of("lr", values[LR], lr_rules, COUNT(lr_rules), report))
 		return -1;
-	if (values[WEIGHT].at && weight(values[WEIGHT], report))
+	if (values[WEIGHT].at && positive("weight", values[WEIGHT], 1000, report))
 		return -1;
 	if (values[VIA].at && via(values[VIA], report))
 		return -1;
@@ -327,6 +395,10 @@ static int check_values(const struct span *values, struct report report)
 	if (values[GUARD].at && whole("guard", values[GUARD], MOST_GUARD, &guard, report))
 		return -1;
 	if (values[SPEEDUP].at && speedup(values[SPEEDUP], report))
+		return -1;
+	if (values[DEADLINE].at && deadline(values[DEADLINE], report))
+		return -1;
+	if (values[BUDGET].at && positive("budget", values[BUDGET], 999999, report))
 		return -1;
 	return feasible(&s, report);
 }

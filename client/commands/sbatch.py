@@ -1,7 +1,8 @@
 """`selastic sbatch --elastic=REQUEST [sbatch's options] SCRIPT [ARGS]`: check the request, then become sbatch.
 
 Promise: the request is read by the one parser, and refused with one sentence before Slurm sees it; everything else
-reaches sbatch as it was given, and its exit status is ours. Limit: where the site has the SPANK plugin, plain
+reaches sbatch as it was given, and its exit status is ours; of a job with a deadline or a budget selasticd is asked at
+once whether they will be kept, unless sbatch waits for it. Limit: where the site has the SPANK plugin, plain
 `sbatch --elastic=...` does the same; the starting size is checked only where options say it as a plain number.
 """
 
@@ -10,12 +11,17 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slurm_elastic.protocol import request as elastic_request
+from slurm_elastic.protocol.answers.explain import Explain
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, RequestError
 from slurm_elastic.protocol.gres import gres_gpus
+
+from ..options import ask
 
 _FLAGS = frozenset({
     "--contiguous", "--exclusive", "--force-launch", "--get-user-env", "--help", "--hold", "--ignore-pbs",
@@ -44,7 +50,19 @@ def run(args: argparse.Namespace) -> int:
     command = sbatch_command(args.words, os.environ)
     if shutil.which("sbatch") is None:
         raise ElasticError("sbatch is not in PATH; run this where Slurm's commands are installed")
-    os.execvp(command[0], command)
+    request = elastic_request.parse(elastic_request.find(command[1].partition("=")[2]) or "")
+    if not (request.deadline or request.budget) or {"-W", "--wait", "--test-only"}.intersection(command):
+        os.execvp(command[0], command)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    print(done.stdout, end="", flush=True)
+    if number := re.search(r"[0-9]+", done.stdout):
+        try:
+            aims = ask(Explain, int(number[0])).aims
+        except ElasticError as error:
+            aims = (f"whether its deadline and its budget will be kept is not known: {error}",)
+        for text in aims:
+            print(f"selastic: {text}", file=sys.stderr)
+    return done.returncode
 
 
 def sbatch_command(words: Sequence[str], environment: os._Environ[str] | dict[str, str]) -> list[str]:

@@ -151,6 +151,7 @@ def _sections(facts: Explain) -> list[tuple[str, str]]:
         ("Cost", parts.cost(facts, cause)),
         *(("Considered", text) for text in parts.considered(facts, cause or facts.decision)),
         *(("Now", text) for text in parts.now(facts, cause)),
+        *(("Deadline", text) for text in facts.aims),
         *(("Held back", text) for text in parts.held_back(facts)),
         ("Checkpoint", parts.checkpoints(facts)),
         *following,
@@ -190,6 +191,7 @@ def _waiting(facts: Explain) -> list[tuple[str, str]]:
     return [
         ("Why", f"Slurm says: {slurm}" if slurm and slurm != "None" else ""),
         ("Now", evidence.next or ""),
+        *(("Deadline", text) for text in facts.aims),
         ("Next", f"it is managed once it runs; {to_do}"),
     ]
 

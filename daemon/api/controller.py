@@ -40,6 +40,7 @@ from ..models.priors import program_of
 from ..optimizer.models.prior import Prior
 from ..planner import fixed_targets
 from ..prediction.advice import Ground
+from ..prediction.deadlines import told
 from ..prediction.sizes import PredictionInputs, next_ends
 from ..reports.common import Viewer
 from ..rounds.job_registry import JobRegistry, held_pieces
@@ -124,7 +125,7 @@ class DaemonController:
         self.wake("registered")
         first, rounds = self.registry.reference(job_id), self.rounds
         return Grant(
-            *("", True, "", interval, text),
+            *("", True, "; ".join(told(self.store, self.basis, self.ground(), job_id, now)), interval, text),
             node_failure_s=rounds.costs.node_failure_s(job.partition),
             script=rounds.facts.queued.started_as(job, first[0] if first else 0, rounds.settings),
             alone_after_s=rounds.settings.alone_after_s,
@@ -322,6 +323,13 @@ class DaemonController:
 
     def ground(self) -> Ground:
         return self.rounds.ground(self.jobs.latest())
+
+    def look_for(self, job_id: int, asker: int) -> None:
+        """Put a job on record that was submitted since the last round."""
+        if self.store.jobs.get(job_id) is None and self.jobs.find(job_id, asker) is not None:
+            job = self.registry.sort(self.jobs.latest()).elastic.get(job_id)
+            if job is not None:
+                self.store.jobs.upsert(self.registry.managed_row(job))
 
     def wake(self, why: str) -> None:
         log.debug("woken: %s", why)

@@ -19,6 +19,7 @@ from slurm_elastic.protocol.api.routes import AcctQuery, EventsQuery, NoQuery, P
 
 from .. import reports
 from ..prediction.advice import advise
+from ..prediction.deadlines import told
 from ..prediction.sizes import predict
 from ..reports.common import Viewer
 from .callers import Call, CpuShares
@@ -51,7 +52,10 @@ class Views:
         return await self._made(call, reports.job, call.job_id, call.viewer, steady_now())
 
     async def explain(self, call: Call[NoQuery, None]) -> object:
-        return await self._made(call, reports.explain, call.job_id, call.viewer, steady_now())
+        await self._shares.run(call.viewer, partial(self.planner.look_for, call.job_id, call.viewer.uid))
+        found = await self._made(call, reports.explain, call.job_id, call.viewer, steady_now())
+        arguments = self.planner.basis, self.planner.ground(), call.job_id, steady_now()
+        return replace(found, aims=await self._made(call, told, *arguments))
 
     async def predict(self, call: Call[PredictQuery, None]) -> object:
         arguments = self.planner.basis, call.job_id, call.viewer, call.query, steady_now()

@@ -50,6 +50,10 @@ class Weights:
     """Of that, for what is left."""
     shares: Mapping[int, GroupShare] = field(default_factory=dict)
     """What its group has."""
+    urgent: Mapping[int, float] = field(default_factory=dict)
+    """Of its factor, for its deadline."""
+    paid: Mapping[int, int] = field(default_factory=dict)
+    """The most GPUs that its budget pays for; 0: its budget does not pay for its end at any size."""
 
 
 def group_shares(jobs: Mapping[int, ShareGroup]) -> dict[ShareGroup, GroupShare]:
@@ -104,10 +108,10 @@ def short_factors(work: Mapping[int, float], power: float) -> dict[int, float]:
         return {}
     at = {job: round(PLACES * math.log2(max(1.0, left))) for job, left in work.items()}
     alike, e, longer, factors = Counter(at.values()), 1.0 / (1.0 - min(MOST_POWER, power)), 0, dict[int, float]()
-    many = 2.0 ** _step(math.log2(len(at)))  # the same for a few jobs more
+    many = stepped(len(at))  # the same for a few jobs more
     for place, count in sorted(alike.items(), reverse=True):
         share = ((longer + count) ** e - longer**e) / count / many ** (e - 1.0)
-        factors[place] = 2.0 ** _step(math.log2(max(LEAST, share)))
+        factors[place] = stepped(max(LEAST, share))
         longer += count
     return {job: factors[place] for job, place in at.items() if factors[place] != 1.0}
 
@@ -133,10 +137,11 @@ def within_groups(factors: Mapping[int, float], groups: Mapping[int, ShareGroup]
     members: dict[ShareGroup, list[float]] = {}
     for job, group in groups.items():
         members.setdefault(group, []).append(factors.get(job, 1.0))
-    means = {group: 2.0 ** _step(math.log2(math.fsum(those) / len(those))) for group, those in members.items()}
+    means = {group: stepped(math.fsum(those) / len(those)) for group, those in members.items()}
     within = {job: factors.get(job, 1.0) / means[group] for job, group in groups.items()}
     return {job: factor for job, factor in within.items() if factor != 1.0}
 
 
-def _step(octaves: float) -> float:
-    return round(FACTORS * octaves) / FACTORS
+def stepped(factor: float) -> float:
+    """On the grid of factors."""
+    return float(2.0 ** (round(FACTORS * math.log2(factor)) / FACTORS))

@@ -83,7 +83,7 @@ class RoundContext:
         slurm = gpu_limits(usage, elastic, room.promised, qos)
         by, minutes = inputs.settings.companion_by, inputs.settings.companion_minutes
         self.companions = CompanionLimits(usage, room.promised, qos, "" if by == "auto" else by, minutes)
-        self.limits = Limits(inputs.settings.gpu_limits, running_jobs.values(), slurm)
+        self.limits = Limits(inputs.settings.gpu_limits, running_jobs.values(), slurm, self.weights.paid)
         self._soon_s = LEAVE_S + companion_wait_s(inputs.settings, inputs.site)
         """Time enough to leave a companion for another."""
         snapshot = inputs.snapshot

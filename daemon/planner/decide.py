@@ -40,6 +40,7 @@ from .fixed_targets import fixed_target
 from .free_capacity import asleep, comebacks, free_ledger, managed_gpus, reachable
 from .moves import Move, TargetSize, moves
 from .pools.candidate import Candidate
+from .pools.deadlines import aims, deadline_factors, within_shares
 from .running.eligibility import weight_of
 from .running.job import RunningJob, remaining_s
 from .settings import PlannerSettings
@@ -214,6 +215,10 @@ def weights_of(inputs: Inputs, running_jobs: Mapping[int, RunningJob], places: M
     for job_id, pool in places.items():
         by_pool.setdefault(pool.name, []).append(running_jobs[job_id])
     fair, short, of_groups = dict[int, float](), dict[int, float](), dict[int, GroupShare]()
+    urgent, found = (
+        dict[int, float](),
+        aims(running_jobs.values(), settings, inputs.site, inputs.now, inputs.tables.curves),
+    )
     for jobs in by_pool.values():
         groups = {s.job_id: grouping(s.job.base) for s in jobs} if grouping is not None else {}
         works = remaining_s(jobs, inputs.now, inputs.tables.paces) if power else {}
@@ -222,8 +227,15 @@ def weights_of(inputs: Inputs, running_jobs: Mapping[int, RunningJob], places: M
         short |= within_groups(short_factors(left, power * pays), groups)
         known, fair = group_shares(groups), fair | fairness_factors(groups)
         of_groups |= {job_id: known[group] for job_id, group in groups.items()}
-    both = {job_id: fair.get(job_id, 1.0) * short.get(job_id, 1.0) for job_id in fair.keys() | short.keys()}
-    return Weights(both, short, of_groups)
+        needs = {s.job_id: gpus for s in jobs if s.job_id in found and (gpus := found[s.job_id].gpus) is not None}
+        if needs:
+            own = {s.job_id: s.weight * fair.get(s.job_id, 1.0) * short.get(s.job_id, 1.0) for s in jobs}
+            asked = deadline_factors(needs, own, sum(s.gpus for s in jobs), settings.deadline_weight)
+            urgent |= within_shares(asked, own, groups)
+    every = fair.keys() | short.keys() | urgent.keys()
+    factors = {one: fair.get(one, 1.0) * short.get(one, 1.0) * urgent.get(one, 1.0) for one in every}
+    paid = {job_id: aim.paid for job_id, aim in found.items() if aim.paid is not None}
+    return Weights(factors, short, of_groups, urgent, paid)
 
 
 def _grouping(inputs: Inputs) -> Callable[[Job], ShareGroup] | None:

@@ -66,6 +66,11 @@ class PlannerSettings(ResizeSettings, Modes):
     lower efficiency make everyone later. What is left is known where a script says its epochs or steps; any other job
     counts as the average. Nearer 1 the shortest are preferred more. 0: every job counts alike to its last step."""
 
+    deadline_weight: float = number(4.0, 1, 1000)
+    """Most that a `deadline=` in an elastic request multiplies its job's weight by, and divides it by: one that falls
+    behind gets more, one that is ahead gives. Where `fairness` divides between groups, what a job gets beyond its share
+    comes from its own group, or from jobs that are ahead. 1: deadlines move nothing."""
+
     first_size: str = choice(SMALLEST, meanings=FIRST_SIZES)
     """At which size an elastic job starts that Slurm does not start at once as its script asks, since elastic jobs have
     to make room for it, or cannot. It grows from there. Another size than the script's is never larger, is set in the

@@ -2,7 +2,7 @@
 
     accepted sizes   the request, whether its job gets whole nodes
     running jobs     the roster's job, the store's state but for its reports, settings, site; until its rest ends
-    paces            the running job, its model, its noise scale
+    paces, curves    the running job, its model, its noise scale
     alike sizes      accepted sizes, the kinds and sizes of a job's pieces, GPUs in reach, GPUs of a node
     candidates       the running job, its model, its noise scale, units given up, GPUs in reach, GPUs of a node, its
                      weight's factor, its horizon, settings
@@ -21,6 +21,7 @@ from ..derived.table import Derived, one_by_one
 from ..optimizer.plan import ChoiceTables
 from ..slurm.site import Site
 from .pools import candidate as candidates
+from .pools.deadlines import Curves, curve_of
 from .pools.size_exploration import Untried, untried_sizes
 from .running.eligibility import running_job
 from .running.job import AcceptedSizes, Paces, RunningJob, asked_for, pace_of
@@ -41,6 +42,7 @@ class Tables:
         self.progress: candidates.Progress = Derived(candidates.progress_changes)
         self.untried: Untried = Derived(one_by_one(untried_sizes))
         self.paces: Paces = Derived(one_by_one(pace_of))
+        self.curves: Curves = Derived(one_by_one(curve_of))
         self._accepted = Derived[Any, Any, AcceptedSizes](one_by_one(lambda asked: AcceptedSizes(*asked)), room=1 << 10)
         self._alike: candidates.Alike = Derived(one_by_one(candidates.alike_sizes), room=1 << 12)
         self._running = Derived[int, _Asked, RunningJob](

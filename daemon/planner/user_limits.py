@@ -8,6 +8,7 @@ elastic jobs count; Slurm's own, which count every job, come in as what they lea
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from slurm_elastic.protocol.codes import ResizeState
 
@@ -33,11 +34,17 @@ class Limits:
     """The limits of a round, and what is held under each; kept up to date as GPUs are given."""
 
     def __init__(
-        self, settings: Sequence[str], running_jobs: Iterable[RunningJob], slurm: Iterable[GpuLimit] = ()
+        self,
+        settings: Sequence[str],
+        running_jobs: Iterable[RunningJob],
+        slurm: Iterable[GpuLimit] = (),
+        paid: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
+        """paid: see Weights."""
         known, of_slurm = list(running_jobs), list(slurm)
         tries = [running for running in known if running.most is not None]
-        limited = known if settings or of_slurm else tries
+        budgets = [running for running in known if running.job_id in paid]
+        limited = known if settings or of_slurm else tries + budgets
         self.held = {running.job_id: _spoken_for(running) for running in limited}
         self.limits = _limits(settings, known)
         for limit in of_slurm:
@@ -48,6 +55,11 @@ class Limits:
             assert one.most is not None
             label = f"Slurm refused it more at once, and it may try {one.most} GPUs"
             self.limits.append(Limit(label, max(one.gpus, one.most), frozenset({one.job_id})))
+        for one in budgets:
+            gpus = paid[one.job_id] or min(one.accepted.ascending)
+            pays = "pays for" if paid[one.job_id] else "does not pay for its end, so it may hold"
+            label = f"its budget {pays} {gpus} GPUs"
+            self.limits.append(Limit(label, gpus, frozenset({one.job_id})))
         self._of: dict[int, list[Limit]] = {}
         for each in self.limits:
             for job_id in each.jobs:

@@ -48,11 +48,7 @@ class Ground:
         return self.site.partitions.get(partition, PartitionRules())
 
     def price(self, partition: str, kind: str, factor: float) -> float:
-        """Of an hour of one GPU."""
-        own, billed = dict(one.split("=") for one in self.prices), self.rules(partition).billing
-        if own:
-            return float(own.get(f"{partition}:{kind}", own.get(kind, 1.0)))
-        return factor * (billed.get("gres/gpu", 0.0) + billed.get(f"gres/gpu:{kind.lower()}", 0.0) if billed else 1.0)
+        return self.site.gpu_price(self.prices, partition, kind, factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,28 +137,42 @@ class _Asked:
         )  # fmt: skip
 
 
-def advise(
+Basis = Callable[[int, str | None], PredictionInputs]
+"""What predictions of a job go by; on a named kind of GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """All that a program can be submitted with, the best first, each with its probability; at least one."""
+
+    asked: _Asked
+    rated: list[tuple[Option, float]]
+    requests: dict[str, ElasticRequest]
+    """By kind of GPU, the one that its sizes are from."""
+    notes: list[str]
+
+
+def weigh(
     store: Store,
-    basis_of: Callable[[int, str | None], PredictionInputs],
+    basis_of: Basis,
     ground: Ground,
-    job_id: int,
-    viewer: Viewer,
+    job: JobRow,
     query: AdviseQuery,
     now: float,
-) -> Advice:
-    """Raises NotFound, NotAllowed and RequestError, each with one sentence."""
-    job = visible_job(store, job_id, viewer)
-    name, own = store.programs.of(job_id) or ("", "")
+    request: ElasticRequest | None = None,
+) -> Weighed:
+    """request: whose sizes; None: those of the runs measured. Raises NotFound and RequestError, with one sentence."""
+    name, own = store.programs.of(job.job_id) or ("", "")
     deadline_s = math.inf if query.deadline is None else query.deadline - now
     if deadline_s <= 0:
         raise NotFound(f"deadline={query.deadline:.0f} has passed; accepted: a time after {now:.0f}")
     aim = Aim(deadline_s, query.budget or math.inf, query.confidence / 100)
     asked = _Asked(ground, job, query, aim, query.samples or _samples(store, job), now)
     options, requests, notes = list[Option](), dict[str, ElasticRequest](), [f"the training: {asked.samples} samples"]
-    for kind, run in {**(store.programs.youngest_runs(name) if name else {}), own: job_id}.items():
+    for kind, run in {**(store.programs.youngest_runs(name) if name else {}), own: job.job_id}.items():
         rows = [row for row in store.reports.observations(run) if cache.believed(row)]
         if rows:
-            requests[kind] = request_of(store.jobs.get(run) or job)
+            requests[kind] = request or request_of(store.jobs.get(run) or job)
             measured = Measured(requests[kind], rows, None, reference(store, run, rows))
             options += asked.options(measured, basis_of(run, kind), kind)
             sizes = ", ".join(map(str, sorted({row.gpus for row in rows})))
@@ -171,13 +181,21 @@ def advise(
     notes += [f"no choice, as it never ran there: GPUs of type {', '.join(sorted(other))}"] if other else []
     options = with_waits(options, asked.waits(options))
     if not options:
-        raise NotFound(f"job {job_id} accepts nothing that was measured and can start ({'; '.join(notes[1:])})")
-    rated = ranked(options, aim)
-    shown, more = rated[:SHOWN], worth_measuring([one for one, _ in rated[:WEIGHED]], aim)
-    notes += asked.notes(shown)
+        raise NotFound(f"job {job.job_id} accepts nothing that was measured and can start ({'; '.join(notes[1:])})")
+    return Weighed(asked, ranked(options, aim), requests, notes)
+
+
+def advise(
+    store: Store, basis_of: Basis, ground: Ground, job_id: int, viewer: Viewer, query: AdviseQuery, now: float
+) -> Advice:
+    """Raises NotFound, NotAllowed and RequestError, each with one sentence."""
+    found = weigh(store, basis_of, ground, job=visible_job(store, job_id, viewer), query=query, now=now)
+    shown = found.rated[:SHOWN]
+    more = worth_measuring([one for one, _ in found.rated[:WEIGHED]], found.asked.aim)
+    notes = [*found.notes, *found.asked.notes(shown)]
     if more is not None:
         notes.append(f"one more measurement could change the answer: {more.gpus} GPUs in {more.partition}")
-    choices = tuple(asked.choice(one, said, requests[one.gpu_type]) for one, said in shown)
+    choices = tuple(found.asked.choice(one, said, found.requests[one.gpu_type]) for one, said in shown)
     foretold = ground.would_start is not None
     return Advice(now=now, foretold=foretold, notes=tuple(notes), choices=choices)
 

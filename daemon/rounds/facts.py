@@ -308,6 +308,7 @@ class JobInputs:
                 refused=refused.get(job_id, _NOTHING),
                 gave_in_vain=job_id in in_vain,
                 ending=self._registry.is_ending(job_id),
+                spent_gpu_s=store.allocations.gpu_seconds(job_id, now) if requests[job_id].budget else 0.0,
             )
         return found
 

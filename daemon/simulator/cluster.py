@@ -140,7 +140,8 @@ class Cluster:
 
     def _request(self, i: int) -> ElasticRequest:
         job = self.trace[i]
-        return self._requests.each([(job.accepted, job.batches, job.trace.weight, job.quality)])[0]
+        asked = job.accepted, job.batches, job.trace.weight, job.quality, job.trace.deadline_s
+        return self._requests.each([asked])[0]
 
     def _slurm_job(self, i: int, number: int, nodes: int, gpus: int) -> SlurmJob:
         """A part of a job, of so many nodes with so many GPUs each, as it waits."""

@@ -65,16 +65,17 @@ class PackedRequest(ElasticRequest):
         return self.batch_ladder(gpus)
 
 
-RequestInputs = tuple[tuple[int, ...], BatchLadder, float, bool]
-"""Sizes, batches, weight, and whether the job trains until a quality is reached."""
+RequestInputs = tuple[tuple[int, ...], BatchLadder, float, bool, float]
+"""Sizes, batches, weight, whether the job trains until a quality is reached, and seconds to its deadline."""
 
 
 def request_of(asked: RequestInputs) -> PackedRequest:
     """The request of jobs alike: they share one."""
-    ladder, batches, weight, quality = asked
+    ladder, batches, weight, quality, deadline_s = asked
     return PackedRequest(
         ladder[0], ladder[-1], batches.lowest, batches.highest, weight=weight,
-        until="quality" if quality else "epochs", ladder=ladder, batch_ladder=batches,
+        until="quality" if quality else "epochs",
+        deadline=f"now+{deadline_s:.0f}" if deadline_s else "", ladder=ladder, batch_ladder=batches,
     )  # fmt: skip
 
 

@@ -53,6 +53,8 @@ class SimulationSettings:
     """The planner's setting; without Slurm's shares, "auto" and "fairshare" go by account."""
     first_size: str = PlannerSettings.first_size
     """The planner's setting."""
+    deadline_weight: float = PlannerSettings.deadline_weight
+    """The planner's setting."""
     until: str = "quality"
     """What ends the training of a job that does not say: "quality" counts a large batch's waste, "epochs" does not."""
 
@@ -64,6 +66,7 @@ class SimulationSettings:
             horizon_s=self.horizon_s,
             shorter_first=self.shorter_first,
             first_size=self.first_size,
+            deadline_weight=self.deadline_weight,
             fairness=self.fairness,
         )
         if self.cooldown_s is None:

@@ -84,6 +84,7 @@ class Summary:
         Column("RHO", form=_known("{:.2f}".format)),
     )
     rho_worst: float = about("the same of the job with the largest", Column("WORST-RHO", form=_known("{:.1f}".format)))
+    in_time: float = about("share of the jobs with a deadline that had ended by it; NaN: none has one")
     decisions: int = about("rounds of the planner")
 
 
@@ -134,8 +135,15 @@ def summary(outcome: Outcome, window_s: float = 0.0) -> Summary:
         jain=fair.jain,
         rho_mean=fair.rho_mean,
         rho_worst=fair.rho_worst,
+        in_time=_in_time(outcome.jobs),
         decisions=outcome.decisions,
     )
+
+
+def _in_time(jobs: Sequence[SimulatedJob]) -> float:
+    due = [job for job in jobs if job.trace.deadline_s]
+    kept = sum(0 <= job.end_s <= job.trace.submit_s + job.trace.deadline_s for job in due)
+    return kept / len(due) if due else math.nan
 
 
 def _spread(outcome: Outcome, held: float) -> float:
@@ -204,6 +212,8 @@ def gains(rows: Sequence[Summary]) -> list[str]:
         f"The jobs take {_change(last.gpu_hours, first.gpu_hours, 'fewer', 'more')} GPU-hours, and hold "
         f"{last.gpus_used:.0%} of the cluster's GPU time instead of {first.gpus_used:.0%}."
     )
+    if not math.isnan(last.in_time):
+        found.append(f"Of the jobs with a deadline {last.in_time:.0%} keep it instead of {first.in_time:.0%}.")
     if last.restarts:
         found.append(f"A job is resized {last.restarts:.1f} times, and pauses {elapsed(last.pause_s)} in all for it.")
     return found

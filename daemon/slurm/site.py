@@ -145,6 +145,13 @@ class Site:
         gpus = self.found(user, partition).get("gpus")
         return gpus is not None and gpus.outcome == REFUSED
 
+    def gpu_price(self, prices: Sequence[str], partition: str, kind: str, factor: float = 1.0) -> float:
+        """Of an hour of one GPU. prices: the setting gpu_prices; factor: UsageFactor, where Slurm's billing counts."""
+        own, billed = dict(one.split("=") for one in prices), self.partitions.get(partition, PartitionRules()).billing
+        if own:
+            return float(own.get(f"{partition}:{kind}", own.get(kind, 1.0)))
+        return factor * (billed.get("gres/gpu", 0.0) + billed.get(f"gres/gpu:{kind.lower()}", 0.0) if billed else 1.0)
+
     def listed_as(self, account: str) -> list[str]:
         """By which names a partition's lists mean an account, its own first; none where that is not known."""
         if not self.holds_those_below:

@@ -224,6 +224,10 @@ class Allocations(StorePart):
             query = query.join(schema.jobs, schema.jobs.c.job_id == _ROWS.c.job_id).where(schema.jobs.c.uid == uid)
         return self._records(AllocationRow, query)
 
+    def gpu_seconds(self, job_id: int, now: float) -> float:
+        """GPUs that the job has trained on, times how long."""
+        return sum(row.gpus * max(0.0, (now if row.end is None else row.end) - row.start) for row in self.rows(job_id))
+
     def resized_since(self, start: float) -> dict[int, tuple[float, ...]]:
         """When a resize of ours began to train after `start`, by job, the earliest first; not of a batch alone, nor
         for a companion whose time was over, which was foreseen."""

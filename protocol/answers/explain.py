@@ -274,6 +274,7 @@ class Explain:
     policy_failed: str = about("why the built-in policy plans in the place of the site's", default="")
     stalled: str = about("where its ranks wait, while no step is done", default="")
     hosts_apart: tuple[HostsApart, ...] = about("hosts that do not reach its own", default=())
+    aims: tuple[str, ...] = about("whether its deadline and its budget will be kept, and what would do", default=())
     observations: tuple[Measurement, ...]
     mean_pause_s: float | None
     checkpoints: Checkpoints | None = about("of a job that runs", default=None)

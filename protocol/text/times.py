@@ -19,6 +19,8 @@ ACCEPTED = (
 _NAMED_DAYS = {"yesterday": -1, "tomorrow": 1}
 _NAMED_HOURS = {"today": 0, "midnight": 0, "elevenses": 11, "noon": 12, "fika": 15, "teatime": 16}
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604_800}
+FOREVER = 1e11
+"""The latest deadline: a few thousand years, which can be printed."""
 _UNIT_WORDS = re.compile(r"(s|sec|secs|second|seconds|m|min|mins|minute|minutes|h|hour|hours|d|day|days|w|week|weeks)?")
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap]m)?")
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
@@ -39,6 +41,18 @@ def parse_time(text: str, now: float) -> float:
     if moment is None:
         raise ConfigError(f"time '{text}' is not one of Slurm's forms; accepted: {ACCEPTED}")
     return max(0.0, moment.timestamp())
+
+
+def deadline_at(text: str, submitted: float) -> float:
+    """Unix seconds of a request's `deadline=`, of a job submitted then; a clock without a date is the next such."""
+    if text.startswith("now+"):
+        digits = re.match("[0-9]+", text[4:])
+        unit = text[4 + digits.end() :] if digits else ""
+        return min(submitted + int(digits[0] if digits else 0) * _UNITS[unit[:1] or "s"], FOREVER)
+    at = parse_time(text, submitted)
+    if at <= submitted and "-" not in text:
+        at = (datetime.fromtimestamp(at) + timedelta(days=1)).timestamp()
+    return at
 
 
 def check_window(start: float, end: float | None, now: float) -> None:

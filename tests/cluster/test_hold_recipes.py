@@ -8,13 +8,14 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from fake_daemon import FakeDaemon
 from training import on
-from training_job import NAMESPACE, ROOT, SlurmJob, TrainingJob
+from training_job import NAMESPACE, OVER, ROOT, SlurmJob, TrainingJob
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
@@ -31,12 +32,12 @@ def recipe(empty_sandbox: Sandbox, tmp_path: Path) -> Iterator[Recipe]:
     tmp_path.chmod(0o755)
     with FakeDaemon() as daemon:
 
-        def submit(name: str, *words: str, **env: str) -> SlurmJob:
+        def submit(name: str, *words: str, alone: Sequence[str] = (), **env: str) -> SlurmJob:
             for file in (ROOT / "examples/hold").iterdir():
                 shutil.copy(file, tmp_path)
             (tmp_path / "bin").mkdir()
             command = f'#!/bin/bash\nexec {shlex.quote(sys.executable)} -m slurm_elastic.client.main "$@"\n'
-            (tmp_path / "bin/selastic").write_text(command)
+            (tmp_path / "bin/selastic").write_text(ALONE if alone else command)
             (tmp_path / "bin/selastic").chmod(0o755)
             path = f"{tmp_path}/bin:{FRAMEWORKS or Path(sys.executable).parent}:/usr/bin:/bin"
             variables = {"PATH": path, "PYTHONPATH": NAMESPACE, "OMP_NUM_THREADS": "1", "HOME": str(tmp_path), **env}
@@ -44,10 +45,20 @@ def recipe(empty_sandbox: Sandbox, tmp_path: Path) -> Iterator[Recipe]:
                 ["NONE", *(f"{key}={value}" for key, value in (variables | daemon.env(tmp_path)).items())]
             )
             job = SlurmJob(empty_sandbox, tmp_path, daemon)
-            job.sbatch(f"--export={exports}", str(tmp_path / f"{name}.sbatch"), *words)
+            job.sbatch(f"--export={exports}", *alone, str(tmp_path / f"{name}.sbatch"), *words)
             return job
 
         yield submit
+
+
+ALONE = """#!/bin/bash
+[ "$1" = hold ] || exit 0
+while [ "$1" != -- ]; do [ "$1" != --join ] || join=$2; shift; done
+export SELASTIC_HEAD=$(hostname) SELASTIC_ADDRESS=$(hostname) SELASTIC_NODE_INDEX=1
+srun --overlap --gres=none -N1 -n1 -x "$SLURMD_NODENAME" bash -c "export SELASTIC_NODE=\\$SLURMD_NODENAME; $join" &
+shift; exec "$@"
+"""
+"""In the place of `selastic`: what joins is started once, on the other node that the job has, as on plain Slurm."""
 
 
 def done(job: SlurmJob) -> list[str]:
@@ -173,3 +184,45 @@ def test_a_training_of_the_shim_beside_them(empty_sandbox: Sandbox, tmp_path: Pa
         shrunk = shrinks(job)
         job.finish()
     figures("selastic run", grown, shrunk, "each sample once")
+
+
+PLAIN = {
+    "torchrun": (("torchrun",), {"STEPS": "1000"}),
+    "torchft": (("torchft",), {}),
+    "Ray": (("ray",), {"TASKS": "400"}),
+    "Ray Train": (("ray", "train_ray.py", "8"), {}),
+    "Dask": (("dask",), {"TASKS": "400"}),
+    "sweep": (("sweep",), {"TASKS": "400"}),
+}
+
+
+@large
+@pytest.mark.parametrize("option", ["", "--no-kill"])
+@pytest.mark.parametrize("name", PLAIN)
+def test_alone_on_plain_slurm(recipe: Recipe, empty_sandbox: Sandbox, name: str, option: str) -> None:
+    """On two nodes without `selastic hold`: it never gets a third that is idle, and when one is lost Slurm ends the
+    job, or starts it anew; with --no-kill it goes on where its framework does."""
+    words, env = PLAIN[name]
+    job = recipe(*words, alone=["-N2", *option.split()], **env)
+
+    def progress() -> int:
+        return len(list(job.folder.glob("done/*"))) if name == "sweep" else len(done(job))
+
+    wait_until(lambda: progress() > 12, 120, job.story)
+    assert int(job.slurm("sinfo", "-h", "-t", "idle", "-o", "%D").split()[0]) > 0 and job.field("NumNodes") == "2"
+    before, lost = progress(), time.monotonic()
+    try:
+        job.slurm("scontrol", "update", "nodename=n2", "state=down", "reason=lost")
+        if option:
+            with suppress(AssertionError):
+                wait_until(lambda: progress() > before + 8 or job.state() in OVER, 45)
+            how = "goes on" if progress() > before + 8 else "stands still"
+            what = f"{job.state()} on {job.field('NumNodes')} nodes, {how} after {time.monotonic() - lost:.1f} s"
+            assert job.field("Restarts") == "0"
+        else:
+            wait_until(lambda: job.field("Restarts") == "1" or job.state() in OVER, 120, job.story)
+            what = f"Slurm ended it: {job.state()}, restarts {job.field('Restarts')}, after {before} steps or tasks"
+    finally:
+        job.slurm("scancel", str(job.id))
+        job.slurm("scontrol", "update", "nodename=n2", "state=resume")
+    print(f"{name} alone on Slurm{', ' * bool(option)}{option}: {what}")

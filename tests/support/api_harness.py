@@ -171,6 +171,9 @@ class FakeController:
     def basis(self, job_id: int, gpu_type: str | None) -> PredictionInputs:
         return PredictionInputs(Settings(), SHIPPED)
 
+    def look_for(self, job_id: int, asker: int) -> None:
+        """All jobs are on record."""
+
     def ground(self) -> Ground:
         return Ground(Cluster().snapshot(), Site())
 

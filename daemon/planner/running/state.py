@@ -65,6 +65,8 @@ class JobState:
     """What Slurm refuses to do about it now."""
     remaining: Remaining | None = field(default=None, compare=False)
     """None: its script does not say when the training ends."""
+    spent_gpu_s: float = field(default=0.0, compare=False)
+    """GPU-seconds that it has trained on, where its request has a budget."""
 
     @property
     def noise_scale(self) -> float | None:

@@ -5,10 +5,11 @@ say so. Limit: text only, no I/O here.
 
 Our own CSV has a header and one job per line; only the first four columns are needed:
     job_id,submit_s,program,gpus,batch,samples,duration_s,min_gpus,max_gpus,min_batch,max_batch,weight,wait_s,until,
-    speedup,user,account (in one line)
+    speedup,deadline_s,user,account (in one line)
 `samples` is the work counted at the base batch, or `duration_s` how long it takes at `gpus` and `batch`; program
 "rigid" or an unknown one: runs at `gpus` for `duration_s`. `wait_s` is how long it waited. `until` is "epochs" or
 "quality": what ends the training. `speedup` is the curve of a job without a batch, as its request has it.
+`deadline_s` is how long after its submission it is to be done.
 """
 
 import csv
@@ -142,6 +143,7 @@ def _own(row: dict[str, str]) -> TraceJob:
         wait_s=number(row, "wait_s", -1, -1.0),
         until=row.get("until", ""),
         speedup=float({"linear": "1"}.get(row.get("speedup", ""), row.get("speedup", "")) or 0),
+        deadline_s=number(row, "deadline_s", 0, 0),
         user=row.get("user", ""),
         account=row.get("account", ""),
     )

@@ -32,6 +32,8 @@ class TraceJob:
     """"epochs": every sample counts the same; "quality": by its worth at the batch; "": not said."""
     speedup: float = 0.0
     """Of a job without a batch, as its request has it."""
+    deadline_s: float = 0.0
+    """After its submission, when it is to be done."""
     user: str = ""
     account: str = ""
 

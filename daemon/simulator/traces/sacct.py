@@ -14,7 +14,7 @@ from typing import Any
 
 from slurm_elastic.protocol.errors import RequestError
 from slurm_elastic.protocol.request import find, parse
-from slurm_elastic.protocol.text.times import duration_s
+from slurm_elastic.protocol.text.times import deadline_at, duration_s
 
 from .job import TraceError, TraceJob, number
 
@@ -72,6 +72,7 @@ class Reader:
             job, min_gpus=request.min_gpus, max_gpus=request.max_gpus, min_batch=request.min_batch,
             max_batch=request.max_batch, weight=request.weight, until=request.until,
             speedup=request.speedup,
+            deadline_s=deadline_at(request.deadline, submit) - submit if request.deadline else 0.0,
         )  # fmt: skip
 
     def notes(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -268,6 +269,31 @@ def test_predict_in_every_form(daemon: Daemon, run: Run) -> None:
     answer = json.loads(run("predict", "1215", "--gpus", "4", "--json")[1])
     assert (answer["job_id"], [size["gpus"] for size in answer["sizes"]]) == (1215, [4])
     assert run("predict", "--helpformat")[1].split()[0] == "GPUs"
+
+
+def test_sbatch_says_whether_a_deadline_will_be_kept(
+    daemon: Daemon, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below what sbatch says, on stderr; sbatch's exit status is ours, and where selasticd does not answer, so is that
+    said. What has no deadline becomes sbatch."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "sbatch").write_text('#!/bin/sh\necho Submitted batch job 1215 of "$1"\nexit $CODE\n')
+    (tmp_path / "sbatch").chmod(0o755)
+    row = daemon.store.jobs.get(1215)
+    assert row is not None
+    daemon.store.jobs.upsert(replace(row, request=f"{row.request},deadline=now+1minute", submit_time=steady_now()))
+    words = "sbatch", "--elastic=gpus=1-4,batch=64,deadline=now+1minute", "job.sh"
+    monkeypatch.setenv("CODE", "0")
+    status, out, error = run(*words)
+    assert (status, out) == (
+        0,
+        "Submitted batch job 1215 of --comment=elastic:gpus=1-4,batch=64,deadline=now+1minute\n",
+    )
+    assert error.startswith("selastic: its deadline ")
+    monkeypatch.setenv("CODE", "3")
+    monkeypatch.setenv("SELASTIC_URL", "http://127.0.0.1:1")
+    status, _, error = run(*words)
+    assert status == 3 and error.startswith("selastic: whether its deadline and its budget will be kept is not known: ")
 
 
 SBATCH = """#!/bin/sh

@@ -16,6 +16,18 @@ from request_comments import COMMENTS
 from slurm_elastic.protocol.errors import RequestError
 from slurm_elastic.protocol.request import ENDS, KEYS, LR_RULES, MECHANISMS, find, parse
 
+MOMENTS = (
+    *("20:00", "8:00", "00:00", "23:59:59", "2026-11-27", "2028-02-29", "2400-02-29", "2026-11-27T20:00"),
+    *("2026-12-31T8:00:30", "now+3600", "now+1second", "now+90minutes", "now+2hours", "now+1day", "now+2weeks"),
+    "now+999999999weeks",
+)
+NO_MOMENTS = (
+    *("24:00", "20:60", "20", "20:0", "20:00:60", "20:00:", ":00", "100:00", "20:00pm", "tomorrow", "now", "now-1hour"),
+    *("now+", "now+hours", "now+1fortnight", "now+1s", "now+1hourss", "now+1234567890", "now+1.5hours", "NOW+1hour"),
+    *("2026-02-29", "2100-02-29", "2026-13-01", "2026-00-10", "2026-11-31", "2026-11-00", "26-11-27", "2026-1-2"),
+    *("2026-11-27T", "2026-11-27T25:00", "2026-11-27t20:00", "1999-12-31", "2026-11-27-20:00", "2026-11", "T20:00"),
+    *("2026-11-27T20:00T", "1127", "11/27", "20\uff1a00", "now+1days2", "2026-11-27TT20:00"),
+)
 GOOD = (
     "gpus=2-32,batch=256-8192",
     "elastic:gpus=2-32,batch=256-8192",
@@ -49,6 +61,9 @@ GOOD = (
     "gpus=2-32",
     "gpus=4-64,group=4,step=8,weight=0.5,via=shrink",
     *(f"gpus=2-32,speedup={value}" for value in ("linear", "0.9", "1", "1.0", "0.500001")),
+    *(f"gpus=2-32,batch=256,deadline={value}" for value in MOMENTS),
+    "gpus=2-32,speedup=0.9,deadline=8:00,budget=12.5",
+    *(f"gpus=2-32,batch=256,budget={value}" for value in ("1", "0.000001", "999999", "96.5")),
 )
 BAD = (
     "",
@@ -137,6 +152,10 @@ BAD = (
     "gpus=2-32,batch=256,speedup=0.9",
     "gpus=2-3,group=4",
     *(f"gpus=2-32,speedup={value}" for value in ("0.5", "1.1", "cubic", "0", ".9", "2", "nan", "0.9000001")),
+    *(f"gpus=2-32,batch=256,deadline={value}" for value in NO_MOMENTS),
+    *(f"gpus=2-32,budget={value}" for value in ("0", "0.0", "-1", "1e3", "1000000", ".5", "nan", "12h", "0.0000001")),
+    "gpus=2-32,batch=256,deadline=20:00,deadline=20:00",
+    "gpus=2-32,batch=7,budget=0,deadline=x",
 )
 
 
@@ -258,6 +277,8 @@ values = {
     "until": st.sampled_from((*ENDS, "dawn")),
     "slice": numbers,
     "speedup": st.sampled_from(("linear", "0.9", "1", "1.5", "0.5")),
+    "deadline": st.sampled_from((*MOMENTS, *NO_MOMENTS)),
+    "budget": st.one_of(numbers, junk),
     "guard": st.sampled_from(("80", "100", "101", "0", "0.8")),
 }
 words = st.sampled_from(KEYS).flatmap(lambda key: values[key].map(lambda value: f"{key}={value}"))
