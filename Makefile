@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 
 .PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites test-hosts soak slurm ready clean hooks hooks-deps
 .PHONY: test-rehearse test-frameworks fuzz test-packages test-browser test-api test-exact test-kills test-torch test-python test-main-job test-scripts
-.PHONY: bench-fairness bench-optimizer bench-models bench-input bench-paper bench-simulator bench-ingest bench-pollux bench-policy bench-goals bench-cluster bench-advise
+.PHONY: bench-fairness bench-optimizer bench-models bench-input bench-paper bench-simulator bench-ingest bench-pollux bench-policy bench-goals bench-cluster bench-advise bench-deadlines
 .PHONY: test-gpu bench-gpu bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse bench-load soak-training soak-cluster soak-growth test-matrix
 
 help:  ## show this list
@@ -116,6 +116,9 @@ bench-load: ready  ## the daemon's share of a core with 2,000 jobs that report e
 
 bench-advise: ready  ## selastic advise on a table of measured speeds: cost, deadlines missed; DATA: a folder with simulation_throughputs.json
 	$(BIN)/python benchmarks/bench_advise.py $(or $(DATA),.) $(BENCH_ARGS)
+
+bench-deadlines: ready  ## deadlines kept, simulated, with and without deadline_weight (BENCH_ARGS=)
+	$(BIN)/python benchmarks/bench_deadlines.py $(BENCH_ARGS)
 
 bench-goals:  ## the goals that stay beside their last committed figures; status 1 when one is worse by a third
 bench-optimizer:  ## the exact optimizer beside other methods: CPU time, memory, value

@@ -141,15 +141,8 @@ Basis = Callable[[int, str | None], PredictionInputs]
 """What predictions of a job go by; on a named kind of GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class Weighed:
-    """All that a program can be submitted with, the best first, each with its probability; at least one."""
-
-    asked: _Asked
-    rated: list[tuple[Option, float]]
-    requests: dict[str, ElasticRequest]
-    """By kind of GPU, the one that its sizes are from."""
-    notes: list[str]
+Rated = list[tuple[Option, float]]
+"""The best first, each with its probability."""
 
 
 def weigh(
@@ -160,8 +153,9 @@ def weigh(
     query: AdviseQuery,
     now: float,
     request: ElasticRequest | None = None,
-) -> Weighed:
-    """request: whose sizes; None: those of the runs measured. Raises NotFound and RequestError, with one sentence."""
+) -> tuple[_Asked, Rated, dict[str, ElasticRequest], list[str]]:
+    """All that a program can be submitted with, as asked, with the request of each kind of GPU, and notes. request: of
+    whose sizes; None: of the runs measured. Raises NotFound and RequestError, with one sentence."""
     name, own = store.programs.of(job.job_id) or ("", "")
     deadline_s = math.inf if query.deadline is None else query.deadline - now
     if deadline_s <= 0:
@@ -182,20 +176,19 @@ def weigh(
     options = with_waits(options, asked.waits(options))
     if not options:
         raise NotFound(f"job {job.job_id} accepts nothing that was measured and can start ({'; '.join(notes[1:])})")
-    return Weighed(asked, ranked(options, aim), requests, notes)
+    return asked, ranked(options, aim), requests, notes
 
 
 def advise(
     store: Store, basis_of: Basis, ground: Ground, job_id: int, viewer: Viewer, query: AdviseQuery, now: float
 ) -> Advice:
     """Raises NotFound, NotAllowed and RequestError, each with one sentence."""
-    found = weigh(store, basis_of, ground, job=visible_job(store, job_id, viewer), query=query, now=now)
-    shown = found.rated[:SHOWN]
-    more = worth_measuring([one for one, _ in found.rated[:WEIGHED]], found.asked.aim)
-    notes = [*found.notes, *found.asked.notes(shown)]
+    asked, rated, requests, notes = weigh(store, basis_of, ground, visible_job(store, job_id, viewer), query, now)
+    shown, more = rated[:SHOWN], worth_measuring([one for one, _ in rated[:WEIGHED]], asked.aim)
+    notes += asked.notes(shown)
     if more is not None:
         notes.append(f"one more measurement could change the answer: {more.gpus} GPUs in {more.partition}")
-    choices = tuple(found.asked.choice(one, said, found.requests[one.gpu_type]) for one, said in shown)
+    choices = tuple(asked.choice(one, said, requests[one.gpu_type]) for one, said in shown)
     foretold = ground.would_start is not None
     return Advice(now=now, foretold=foretold, notes=tuple(notes), choices=choices)
 

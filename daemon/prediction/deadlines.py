@@ -13,12 +13,12 @@ from slurm_elastic.db.rows import JobRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.api.routes import AdviseQuery
 from slurm_elastic.protocol.errors import NotFound, RequestError
-from slurm_elastic.protocol.request import MOST_GPUS, ElasticRequest
+from slurm_elastic.protocol.request import MOST_GPUS
 from slurm_elastic.protocol.text.times import STANDARD
 
 from ..derived.table import Derived, one_by_one
 from ..planner.pools.deadlines import Aim, aims, curve_of, due_at
-from .advice import Basis, Ground, Weighed, weigh
+from .advice import Basis, Ground, Rated, weigh
 from .choices import Option
 from .sizes import request_of
 
@@ -41,6 +41,7 @@ def told(store: Store, basis_of: Basis, ground: Ground, job_id: int, now: float)
         return (f"its deadline, {_clock(due)}, has passed: it moves nothing",)
     basis = basis_of(job_id, None)
     left, what = request.budget, _aims(due, request.budget)
+    wider = replace(request, max_gpus=min(MOST_GPUS, BEYOND * request.max_gpus))
     try:
         if basis.running is not None and basis.running.measured:
             running = basis.running
@@ -54,23 +55,23 @@ def told(store: Store, basis_of: Basis, ground: Ground, job_id: int, now: float)
                 return said
             query = AdviseQuery(due, left or None, samples=max(1, round(aim.left)))
             with suppress(NotFound):
-                said = *said, _would_do(weigh(store, basis_of, ground, job, query, now, _wider(job)), job)
+                said = *said, _would_do(weigh(store, basis_of, ground, job, query, now, wider)[1], job)
             return said
         name, _ = store.programs.of(job_id) or ("", "")
         runs = store.programs.youngest_runs(name) if name else {}
         earlier = store.jobs.get(max(runs.values(), default=store.programs.youngest_named(job.user, job.name) or 0))
         if earlier is None:
             return (f"{what}: not known until it has run for a while, as no earlier run was measured",)
-        found = weigh(store, basis_of, ground, earlier, AdviseQuery(due, left or None), now, _wider(job))
+        _, rated, *_ = weigh(store, basis_of, ground, earlier, AdviseQuery(due, left or None), now, wider)
     except (NotFound, RequestError) as error:
         return (f"{what}: not known, as {error}",)
-    own = [(likely, one) for one, likely in found.rated if _is_own(one, job)]
+    own = [(likely, one) for one, likely in rated if _is_own(one, job)]
     # What was never measured is a little probable whatever is asked: where nothing is likely the fastest says most.
     likely, best = max(own, key=lambda each: (each[0] * (each[0] >= LIKELY), -each[1].until_s), default=(0.0, None))
     at = f" with {best.gpus} GPUs" if best is not None else ""
     if likely >= LIKELY:
         return (f"{what}: probably kept (P {likely:.0%}{at}), by job {earlier.job_id}",)
-    return f"{what}: PROBABLY NOT KEPT (P {likely:.0%}{at}), by job {earlier.job_id}", _would_do(found, job)
+    return f"{what}: PROBABLY NOT KEPT (P {likely:.0%}{at}), by job {earlier.job_id}", _would_do(rated, job)
 
 
 def _as_planned(aim: Aim, gpus: int, now: float) -> tuple[str, ...]:
@@ -91,8 +92,8 @@ def _as_planned(aim: Aim, gpus: int, now: float) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _would_do(found: Weighed, job: JobRow) -> str:
-    best, likely = found.rated[0]
+def _would_do(rated: Rated, job: JobRow) -> str:
+    best, likely = rated[0]
     if likely < LIKELY:
         return "nothing that can be asked for would do; more time would, or a larger budget"
     kind = f" of type {best.gpu_type}" if best.gpu_type else ""
@@ -102,11 +103,6 @@ def _would_do(found: Weighed, job: JobRow) -> str:
 
 def _is_own(one: Option, job: JobRow) -> bool:
     return one.partition in job.partition.split(",") and request_of(job).accepts(one.gpus)
-
-
-def _wider(job: JobRow) -> ElasticRequest:
-    request = request_of(job)
-    return replace(request, max_gpus=min(MOST_GPUS, BEYOND * request.max_gpus))
 
 
 def _aims(due: float | None, budget: float) -> str:

@@ -206,6 +206,7 @@ def of_state(state: JobState, chance: random.Random) -> dict[str, object]:
         "refused": {EventKind.SHRINK: Refusal("no", NOW + 60)},
         "ending": True,
         "remaining": Remaining(chance.uniform(1e3, 1e6), 256.0, NOW),
+        "spent_gpu_s": chance.uniform(0.0, 1e5),
     }
 
 
@@ -220,7 +221,7 @@ def two_jobs() -> World:
     """Two measured jobs with room beside them, and one that waits."""
     world = World(5)
     world.job(1, "n1", REQUEST + ",until=quality,guard=50")
-    world.job(2, "n2 n3", REQUEST)
+    world.job(2, "n2 n3", REQUEST + ",deadline=now+15000,budget=20")
     world.cluster.wait(9, 2, 4)
     return world
 
