@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 .PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites test-hosts soak slurm ready clean hooks hooks-deps
 .PHONY: test-rehearse test-frameworks fuzz test-packages test-browser test-api test-exact test-kills test-torch test-python test-main-job test-scripts
 .PHONY: bench-fairness bench-optimizer bench-models bench-input bench-paper bench-simulator bench-ingest bench-pollux bench-policy bench-goals bench-cluster bench-advise bench-deadlines
-.PHONY: test-gpu bench-gpu bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse bench-load soak-training soak-cluster soak-growth test-matrix
+.PHONY: test-gpu bench-gpu bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse bench-load bench-training soak-training soak-cluster soak-growth test-matrix
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -105,7 +105,7 @@ soak-cluster: ready slurm  ## of which: selasticd, supervisors, workers, Slurm, 
 	exit $$failed
 
 # BENCH_ARGS: for example --quick, or --profiles/--data FOLDER of measured profiles.
-bench-optimizer bench-models bench-input bench-paper bench-simulator bench-fairness bench-ingest bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse bench-goals: \
+bench-optimizer bench-models bench-input bench-paper bench-simulator bench-fairness bench-ingest bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse bench-goals bench-training: \
 		bench-%: ready
 	$(BIN)/python benchmarks/bench_$*.py $(BENCH_ARGS)
 
@@ -141,6 +141,7 @@ bench-history:  ## what a year of a cluster takes in the database, in MB
 bench-rpcs: slurm  ## what Slurm is asked when 300 jobs change in one round
 bench-abuse: slurm  ## what one hostile user costs the others' reports, status and rounds
 bench-batch:  ## loss under random changes of the batch, by learning-rate rule
+bench-training:  ## techniques for elastic trainings: adaptive summation beside linear scaling, and what it costs
 bench-reports:  ## what reports cost a step
 bench-resize: slurm  ## the pause of a resize, beside a cold restart and torchrun
 

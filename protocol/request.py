@@ -1,7 +1,7 @@
 """The elastic request: what sizes and batches a job accepts. One grammar and one parser, for every part of the product.
 
-    elastic:gpus=2-32,batch=256-8192[,step=2][,group=2][,slice=2][,lr=sqrt][,weight=2][,via=companion+shrink]
-            [,until=quality][,guard=80][,deadline=20:00][,budget=100]
+    elastic:gpus=2-32,batch=256-8192[,step=2][,group=2][,slice=2][,lr=sqrt][,combine=mean][,weight=2]
+            [,via=companion+shrink][,until=quality][,guard=80][,deadline=20:00][,budget=100]
     elastic:gpus=2-32[,step=2][,group=2][,weight=2][,via=companion+shrink][,speedup=0.9][,deadline=20:00][,budget=100]
 
 The second is of a job that `selastic hold` gives nodes to: it has no batch. A range is 2-32 or 2:32, as everywhere on
@@ -21,6 +21,7 @@ from .errors import RequestError
 
 PREFIX = "elastic:"
 ACCEPTED_FORM = PREFIX + "gpus=MIN-MAX,batch=MIN-MAX"
+COMBINES = ("mean", "adasum")
 LR_RULES = ("auto", "none", "linear", "sqrt", "sde", "adascale")
 MECHANISMS = ("companion", "component", "shrink", "requeue", "expand")
 """The ways to change an allocation, the cheapest first. A test holds the daemon's registry and the parsers in C and Lua
@@ -35,7 +36,7 @@ DEADLINES = "HH:MM[:SS], YYYY-MM-DD[THH:MM[:SS]], now+COUNT[UNIT] such as now+8h
 _CLOCK = r"(?:[01]?[0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9])?"
 _DATE = r"(?P<year>2[0-9]{3})-(?P<month>0[1-9]|1[0-2])-(?P<day>0[1-9]|[12][0-9]|3[01])"
 _MOMENT = re.compile(rf"now\+[0-9]{{1,9}}(?:(?:second|minute|hour|day|week)s?)?|{_CLOCK}|{_DATE}(?:T{_CLOCK})?")
-WITH_BATCH = ("slice", "lr", "until", "guard")
+WITH_BATCH = ("slice", "lr", "combine", "until", "guard")
 KEYS = (
     "gpus",
     "batch",
@@ -43,6 +44,7 @@ KEYS = (
     "group",
     "slice",
     "lr",
+    "combine",
     "weight",
     "via",
     "until",
@@ -69,6 +71,8 @@ class ElasticRequest:
     slice: int = 1
     """Samples of a replica in one step are a whole multiple of it."""
     lr: str = "auto"
+    combine: str = "mean"
+    """What all ranks step with, made of their gradients."""
     weight: float = 1.0
     via: tuple[str, ...] = DEFAULT_VIA
     until: str = "epochs"
@@ -124,6 +128,7 @@ class ElasticRequest:
             ("group", self.group, 1),
             ("slice", self.slice, 1),
             ("lr", self.lr, "auto"),
+            ("combine", self.combine, "mean"),
             ("weight", self.weight, 1.0),
             ("via", "+".join(self.via), "+".join(DEFAULT_VIA)),
             ("until", self.until, "epochs"),
@@ -169,6 +174,7 @@ def parse(text: str) -> ElasticRequest:
         group=group,
         slice=_whole("slice", words.get("slice", "1"), LARGEST),
         lr=_one_of("lr", words.get("lr", "auto"), LR_RULES),
+        combine=_one_of("combine", words.get("combine", "mean"), COMBINES),
         weight=_decimal("weight", words.get("weight", "1"), 0.0, 1000),
         via=tuple(_one_of("via", word, MECHANISMS) for word in words.get("via", "+".join(DEFAULT_VIA)).split("+")),
         until=_one_of("until", words.get("until", "epochs"), ENDS),
@@ -177,6 +183,8 @@ def parse(text: str) -> ElasticRequest:
         deadline=_deadline(words["deadline"]) if "deadline" in words else "",
         budget=_decimal("budget", words["budget"], 0.0, 999_999) if "budget" in words else 0.0,
     )
+    if request.combine == "adasum" and request.lr not in ("auto", "none"):
+        raise RequestError(f"lr={request.lr} does not go with combine=adasum; accepted: lr=none")
     _check_feasible(request)
     return request
 

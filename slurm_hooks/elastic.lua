@@ -18,10 +18,11 @@ local SEPARATORS = "; \t\n\r\f\v"
 local LONGEST = 1000
 -- Sizes tried before the answer is left to selasticd: slurmctld waits meanwhile.
 local PATIENCE = 4096
-local KEYS = { "gpus", "batch", "step", "group", "slice", "lr", "weight", "via", "until", "guard", "speedup", "deadline",
-	"budget" }
-local WITH_BATCH = { "slice", "lr", "until", "guard" }
+local KEYS = { "gpus", "batch", "step", "group", "slice", "lr", "combine", "weight", "via", "until", "guard", "speedup",
+	"deadline", "budget" }
+local WITH_BATCH = { "slice", "lr", "combine", "until", "guard" }
 local LR_RULES = { "auto", "none", "linear", "sqrt", "sde", "adascale" }
+local COMBINES = { "mean", "adasum" }
 local MECHANISMS = { "companion", "component", "shrink", "requeue", "expand" }
 local ENDS = { "epochs", "quality" }
 local DEFAULT_VIA = { "shrink", "companion", "component" }
@@ -192,6 +193,7 @@ local function parse(text)
 	r.step = given.step and whole("step", given.step, MOST_GPUS) or r.group
 	r.slice = whole("slice", given.slice or "1", LARGEST)
 	r.lr = one_of("lr", given.lr or "auto", LR_RULES)
+	r.combine = one_of("combine", given.combine or "mean", COMBINES)
 	r.weight = positive("weight", given.weight or "1", 1000)
 	r.via = {}
 	for _, word in ipairs(given.via and split(given.via, "+") or DEFAULT_VIA) do
@@ -202,6 +204,9 @@ local function parse(text)
 	r.speedup = given.speedup and speedup(given.speedup) or 0
 	r.deadline = given.deadline and deadline(given.deadline) or ""
 	r.budget = given.budget and positive("budget", given.budget, 999999) or 0
+	if r.combine == "adasum" and r.lr ~= "auto" and r.lr ~= "none" then
+		refuse("lr=%s does not go with combine=adasum; accepted: lr=none", r.lr)
+	end
 	check_feasible(r)
 	return r
 end

@@ -23,12 +23,13 @@ struct report {
 	size_t size;
 };
 
-enum key { GPUS, BATCH, STEP, GROUP, SLICE, LR, WEIGHT, VIA, UNTIL, GUARD, SPEEDUP, DEADLINE, BUDGET, KEYS };
+enum key { GPUS, BATCH, STEP, GROUP, SLICE, LR, COMBINE, WEIGHT, VIA, UNTIL, GUARD, SPEEDUP, DEADLINE, BUDGET, KEYS };
 
-static const char *const key_names[KEYS] = {"gpus", "batch", "step",  "group",	 "slice",    "lr",   "weight",
-					    "via",  "until", "guard", "speedup", "deadline", "budget"};
-static const enum key with_batch[] = {SLICE, LR, UNTIL, GUARD};
+static const char *const key_names[KEYS] = {"gpus",   "batch", "step",	 "group", "slice",   "lr",	 "combine",
+					    "weight", "via",   "until", "guard", "speedup", "deadline", "budget"};
+static const enum key with_batch[] = {SLICE, LR, COMBINE, UNTIL, GUARD};
 static const char *const lr_rules[] = {"auto", "none", "linear", "sqrt", "sde", "adascale"};
+static const char *const combines[] = {"mean", "adasum"};
 static const char *const ends[] = {"epochs", "quality"};
 static const char *const mechanisms[] = {"companion", "component", "shrink", "requeue", "expand"};
 
@@ -386,6 +387,8 @@ static int check_values(const struct span *values, struct report report)
 		return -1;
 	if (values[LR].at && one_of("lr", values[LR], lr_rules, COUNT(lr_rules), report))
 		return -1;
+	if (values[COMBINE].at && one_of("combine", values[COMBINE], combines, COUNT(combines), report))
+		return -1;
 	if (values[WEIGHT].at && positive("weight", values[WEIGHT], 1000, report))
 		return -1;
 	if (values[VIA].at && via(values[VIA], report))
@@ -400,6 +403,10 @@ static int check_values(const struct span *values, struct report report)
 		return -1;
 	if (values[BUDGET].at && positive("budget", values[BUDGET], 999999, report))
 		return -1;
+	if (values[COMBINE].at && equals(values[COMBINE], "adasum") && values[LR].at && !equals(values[LR], "auto") &&
+	    !equals(values[LR], "none"))
+		return refuse(report, "lr=%.*s does not go with combine=adasum; accepted: lr=none", (int)values[LR].length,
+			      values[LR].at);
 	return feasible(&s, report);
 }
 

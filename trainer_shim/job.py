@@ -57,7 +57,7 @@ def join(
     safe_globals: Sequence[Callable[..., Any]] = (),
     same_inputs: bool = False,
     meant: Sequence[str] = (),
-    combine: str = "mean",
+    combine: str | None = None,
     shares: str = "equal",
 ) -> Job:
     """Take part in the training.
@@ -79,10 +79,13 @@ def join(
     types that checkpoints may hold besides tensors, plain values and NumPy's, as torch.serialization.add_safe_globals()
     takes them. same_inputs: whether ranks compute on the same inputs on purpose, which ends the training otherwise.
     meant: names that a sentence has named, of a variable, a buffer or "loss", where what it says is meant so.
-    combine: what all ranks step with, made of their gradients: "mean", over all samples. shares: what
-    part of a step each rank has: "equal", or "speed", in proportion to how fast it computes, for GPUs of several types.
+    combine: what all ranks step with, made of their gradients: "mean", over all samples, or "adasum", at a rate that is
+    not scaled (reduction/adasum.py); None: what the elastic request says, or the mean. shares: what part of a step each
+    rank has: "equal", or "speed", in proportion to how fast it computes, for GPUs of several types.
     Raises TrainingError for a value that is not accepted.
     """
+    asked = os.environ.get("SELASTIC_COMBINE")
+    combine = combine or asked or "mean"
     if lr == "auto":
         lr = os.environ.get("SELASTIC_LR") or lr
     batches.check_join(batch, max_batch, micro_batch, lr)
@@ -90,7 +93,7 @@ def join(
     each = batches.check_slice(slice, batch_sizes, os.environ.get("SELASTIC_SLICE"))
     layout = Layout.of(unit, os.environ.get("SELASTIC_GROUP"))
     shards = batches.check_deterministic(deterministic, lr)
-    check_choice(combine, shares, shards, lr)
+    lr = check_choice(combine, shares, shards, lr, asked)
     if _current:
         raise TrainingError("join() was called twice in one process; call it once, and hand the job on")
     if shards:
@@ -160,10 +163,8 @@ class Job(JobProperties):
             self.device,
         )
         parallel.on_error = self._session.world_switch.broke
-        parallel.measures = parallel.reduction.averages
-        self._tuning.wants_noise = parallel.measures and (
-            self._session.membership.client is not None or self._tuning.rule == "adascale"
-        )
+        parallel.measures = True
+        self._tuning.wants_noise = self._session.membership.client is not None or self._tuning.rule == "adascale"
         self._state.keep("Model", model, own=True)
         optimization.keep_in(self._state)
         self._session.strategy, self._session.optimization = parallel, optimization

@@ -35,6 +35,7 @@ REQUEST = {
     "step": "distance between two accepted sizes, counted from the smallest (default: that of group)",
     "group": "GPUs of one model-parallel replica; only multiples are accepted (default: 1)",
     "slice": "samples that every rank's part of a step, and each micro batch, is a multiple of (default: 1)",
+    "combine": f"what all ranks step with, made of their gradients: {', '.join(request.COMBINES)} (default: mean)",
     "lr": f"how the learning rate follows the batch: {', '.join(request.LR_RULES)} (default: auto)",
     "weight": "how much this job's progress counts, within the site's limit (default: 1)",
     "via": f"how it may be resized: {', '.join(request.MECHANISMS)}, joined by + "

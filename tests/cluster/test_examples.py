@@ -20,7 +20,7 @@ from waiting import wait_until
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.protocol.messages import Shape
 
-RESIZED = ("ddp", "fsdp", "tensor_parallel", "lightning", "transformers")
+RESIZED = ("ddp", "adasum", "fsdp", "tensor_parallel", "lightning", "transformers")
 LOOPS = {
     # its words, the numbers it prints, samples and passes (or iterations) of the record, how far losses may be off
     "diffusion": ("--epochs 3 --samples 4099", range(3), 4099, 3, 0.1),
@@ -36,6 +36,7 @@ LINES = {
     "wgan": 11,
     "ppo": 8,
     "ddp": 6,
+    "adasum": 6,
     "fsdp": 6,
     "tensor_parallel": 6,
     "lightning": 2,

@@ -133,6 +133,7 @@ class Counted:
 
 def check_options(options: Mapping[str, Any], adapter: str) -> None:
     """Raise TrainingError for options of join() that a framework's own loop does not support."""
+    options = {**options, "combine": options.get("combine") or os.environ.get("SELASTIC_COMBINE")}
     for name in ("unit", "deterministic", "combine", "shares"):
         if options.get(name) and options[name] not in ("mean", "equal"):
             raise TrainingError(

@@ -11,12 +11,13 @@ from slurm_elastic.protocol.errors import TrainingError
 from ..world.layout import Layout
 from .ddp import Replicated
 from .deterministic import Deterministic
+from .reduction.adasum import Adasum
 from .reduction.base import ByBucket
 from .reduction.fixed_order import FixedOrder
 from .reduction.mean import Mean
 from .strategy import Strategy
 
-REDUCTIONS: dict[str, type[ByBucket]] = {"mean": Mean}
+REDUCTIONS: dict[str, type[ByBucket]] = {"mean": Mean, "adasum": Adasum}
 """What join(combine=...) may say."""
 SHARES = ("equal", "speed")
 """What join(shares=...) may say."""
@@ -43,6 +44,7 @@ TOGETHER = (
     Row("mean", "job.replicate()", shares=SHARES),
     Row("mean", "job.shard()", shares=SHARES),
     Row(FIXED_ORDER, DDP),
+    Row("adasum", DDP),
 )
 """Nothing else does."""
 
@@ -70,8 +72,11 @@ def check_cuts(call: str, instead: str, module: nn.Module, device: torch.device)
         )
 
 
-def check_choice(combine: object, shares: object, shards: int, lr: str) -> None:
-    """Raise TrainingError for what join() does not accept."""
+def check_choice(combine: str, shares: object, shards: int, lr: str, asked: str | None) -> str:
+    """The rule for the rate. asked: how gradients are combined, by the elastic request.
+
+    Raises TrainingError for what join() does not accept.
+    """
     for option, value, accepted in (("combine", combine, tuple(REDUCTIONS)), ("shares", shares, SHARES)):
         if value not in accepted:
             raise TrainingError(f"join({option}={value!r}) is not known; accepted: {', '.join(map(repr, accepted))}")
@@ -79,6 +84,28 @@ def check_choice(combine: object, shares: object, shards: int, lr: str) -> None:
     for given, option in others if combine != "mean" else ():
         if given:
             raise TrainingError(f"join({option}) does not go with combine={combine!r}; accepted: combine='mean'")
+    if asked not in (None, combine):
+        raise TrainingError(
+            f"join(combine={combine!r}) does not fit the elastic request's combine={asked}; accepted: the same in both"
+        )
+    if not REDUCTIONS[combine].keeps_rate:
+        return lr
+    if lr not in ("auto", "none"):
+        raise TrainingError(
+            f"join(lr={lr!r}) does not go with combine={combine!r}, which leaves the rate as it is; accepted: lr='none'"
+        )
+    return "none"
+
+
+def check_layers(combine: str, module: nn.Module) -> None:
+    """Raise TrainingError for parameters that no dot product is taken of."""
+    sparse = [name for name, part in module.named_modules() if getattr(part, "sparse", False)]
+    complex_ = [name for name, entry in module.named_parameters() if entry.is_complex()]
+    for name, what in [
+        *((name, "sparse gradients") for name in sparse),
+        *((name, "complex numbers") for name in complex_),
+    ]:
+        raise TrainingError(f"join(combine={combine!r}) does not go with '{name}', of {what}; accepted: combine='mean'")
 
 
 def check_together(combine: str, shards: int, layout: Layout, shares: str, call: str) -> None:
@@ -117,7 +144,10 @@ def strategy_of(
     reduction = REDUCTIONS[combine]()
     if name == "ddp" and not layout.axes and "parallelize" not in options:
         check_has_values("job.wrap(strategy='ddp')", module)
-        return Replicated(module, options, reduction)
+        if reduction.keeps_rate:
+            check_layers(combine, module)
+        by_steps = any(reduction.steps(optimizer) for optimizer in optimizers)
+        return Replicated(module, options, reduction, by_steps=by_steps)
     from .fsdp import Sharded
 
     if name == "fsdp":

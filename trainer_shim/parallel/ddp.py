@@ -22,6 +22,7 @@ from slurm_elastic.protocol.errors import TrainingError
 from ..data.sampling import Micro
 from ..world.agreement import NO_VOTE, VOTE_SIZE, WEIGHT, Tally, TallyReader, Vote, attempt
 from ..world.process_group import World
+from . import own_steps
 from .compiled import Calls, total
 from .gradient_norms import GradientNorms, Squares
 from .reduction.base import ByBucket
@@ -119,13 +120,19 @@ class Replicated(Strategy):
     """What a script makes it by, and which options that takes besides."""
 
     def __init__(
-        self, module: nn.Module, ddp_options: dict[str, Any], reduction: ByBucket | None = None, number: int = 0
+        self,
+        module: nn.Module,
+        ddp_options: dict[str, Any],
+        reduction: ByBucket | None = None,
+        number: int = 0,
+        by_steps: bool = False,
     ) -> None:
-        """number: as of Calls."""
+        """number: as of Calls. by_steps: each rank steps by itself; see own_steps.py."""
         check_options(self.call, ddp_options, self.call_options)
         self._by_bucket = reduction or Mean()
         self._hooked = not self._by_bucket.averages
         """Whether the reduction gets each bucket; else DistributedDataParallel takes the mean over the ranks."""
+        self._by_steps = by_steps
         # What is reachable from the model's outputs alone counts there, and the hidden parameter is not.
         self._rides = not (ddp_options.get("find_unused_parameters") or ddp_options.get("static_graph"))
         """Whether the vote rides along with such a mean."""
@@ -210,6 +217,7 @@ class Replicated(Strategy):
 
     def disconnect(self) -> None:
         self._ddp = self._outer = self.mesh = self._world = None
+        self.reduction.forget()
         for parameter in self.module.parameters():
             parameter.grad = None  # a view into the dropped object's buckets
 
@@ -302,7 +310,9 @@ class Replicated(Strategy):
 
     def _combine(self, world: World, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """What DistributedDataParallel calls with each bucket that is complete."""
-        combined = self._by_bucket.combine(bucket, self._share, world.group)
+        self._norms.travels(bucket.buffer(), self._share, world.group)
+        begin = self._by_bucket.own if self._by_steps else self._by_bucket.combine
+        combined = begin(bucket, self._share, world.group)
         return combined.then(lambda future: future.value()[0])
 
     def _computed(self) -> None:
@@ -311,8 +321,21 @@ class Replicated(Strategy):
     def exposed_s(self) -> float:
         return self._exposed.seconds() if self._outer is not None else 0.0
 
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
+        world, by_bucket = self._world, self._by_bucket
+        if world is None or world.size == 1 or not self._by_steps:
+            super().step(optimizer, scaler)
+            return
+        attempt(
+            lambda: own_steps.step(optimizer, scaler, by_bucket, self._share, world.group), self.on_error, lambda: None
+        )
+
     def squares(self) -> Squares | None:
-        return self._norms.squares()
+        found = self._norms.squares()
+        if found is None or self._world is None or not (self._hooked and self._shared):
+            return found
+        own, mean = found
+        return own * (self._share * self._world.size) ** 2, mean
 
     def weight_of(self, reader: TallyReader) -> float | torch.Tensor:
         on_gpu, self._weight = self._weight, None  # it is not waited for

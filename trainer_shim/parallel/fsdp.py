@@ -236,8 +236,11 @@ class Sharded(Strategy):
         for grad in settle_gradients(self.module.parameters()):
             local_of(grad).clamp_(-limit, limit)
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        local_optimizer_step.step(optimizer)
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
+        if scaler is None:
+            local_optimizer_step.step(optimizer)
+        else:
+            super().step(optimizer, scaler)
 
 
 def shard_blocks(model: nn.Module, mesh: DeviceMesh) -> None:

@@ -44,6 +44,8 @@ class GradientNorms:
         self._parameters: list[nn.Parameter] = []
         self._shared = False
         self._own: list[torch.Tensor] = []
+        self._means: list[torch.Tensor] = []
+        """Of the mean over all ranks, where something else takes its place."""
         self._hooks: list[Any] = []
         self._wanted = False
 
@@ -56,12 +58,19 @@ class GradientNorms:
 
     def begin(self, wanted: bool, last: bool) -> None:
         """Before a micro batch's forward pass; last: the step's last one."""
-        self._wanted = wanted
+        self._wanted, self._means = wanted, []
         if not wanted:
             self._own = []
         elif self._shared and last and not self._hooks:
             # They run when a gradient is complete here and before DistributedDataParallel hears of it.
             self._hooks = [entry.register_post_accumulate_grad_hook(self._complete) for entry in self._parameters]
+
+    def travels(self, flat: torch.Tensor, share: float, group: Any) -> None:
+        """Some of this rank's gradients are complete, and no mean takes their place. share: how much they count."""
+        if self._wanted:
+            mean = flat * share if share else torch.zeros_like(flat)
+            group.allreduce([mean]).wait()
+            self._means.append(_norm(mean))
 
     def _complete(self, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
@@ -77,7 +86,7 @@ class GradientNorms:
     def squares(self) -> Squares | None:
         """Of the step whose backward passes are done; None when it was not measured."""
         own, self._own = self._own, []
-        return (_sum(own), _sum(self._norms())) if self._wanted and own else None
+        return (_sum(own), _sum(self._means or self._norms())) if self._wanted and own else None
 
     def _norms(self) -> list[torch.Tensor]:
         grads = [_filled(entry.grad) for entry in self._parameters if entry.grad is not None]

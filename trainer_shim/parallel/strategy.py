@@ -129,9 +129,12 @@ class Strategy(ABC):
         """Have no gradient's element lie further from 0 than this, as clip_grad_value_ does."""
         torch.nn.utils.clip_grad_value_(self.module.parameters(), limit)
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """optimizer.step(), which no gradient scaler stands before."""
-        optimizer.step()
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
+        """optimizer.step(), or the gradient scaler's of it."""
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
 
     def exposed_s(self) -> float:
         """Seconds of a step, lately, in which gradients travelled and nothing was computed; 0: not known."""

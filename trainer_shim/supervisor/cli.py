@@ -183,7 +183,8 @@ def elastic_request(option: str, comment: str | None, from_plugin: str) -> str:
 
 
 def worker_env(asked: str) -> dict[str, str]:
-    """What join() needs from the request: the learning-rate rule for its lr="auto", and the GPUs of a replica."""
+    """What join() needs from the request: the learning-rate rule for its lr="auto", how gradients are combined, and the
+    GPUs of a replica."""
     if not asked:
         return {}
     try:
@@ -191,7 +192,8 @@ def worker_env(asked: str) -> dict[str, str]:
     except RequestError:
         return {}
     sizes = {"SELASTIC_GROUP": str(parsed.group), "SELASTIC_SLICE": str(parsed.slice)}
-    return {**sizes, **({} if parsed.lr == "auto" else {"SELASTIC_LR": parsed.lr})}
+    combine = {} if parsed.combine == "mean" else {"SELASTIC_COMBINE": parsed.combine}
+    return {**sizes, **combine, **({} if parsed.lr == "auto" else {"SELASTIC_LR": parsed.lr})}
 
 
 def compiling(place: Path) -> dict[str, str]:

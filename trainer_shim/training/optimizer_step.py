@@ -96,10 +96,7 @@ class OptimizerSteps:
             model.clip(clip_norm)
         with self.stepping(progress):
             for optimizer in self.optimizers:
-                if self._scaler is None:
-                    model.step(optimizer)
-                else:
-                    self._scaler.step(optimizer)
+                model.step(optimizer, self._scaler)
         if self._scaler is not None:
             self._scaler.update()
         for optimizer in self.optimizers:

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from request_comments import COMMENTS
 
 from slurm_elastic.protocol.errors import RequestError
-from slurm_elastic.protocol.request import ENDS, LR_RULES, MECHANISMS, ElasticRequest, check_start, find, parse
+from slurm_elastic.protocol.request import (
+    COMBINES,
+    ENDS,
+    LR_RULES,
+    MECHANISMS,
+    ElasticRequest,
+    check_start,
+    find,
+    parse,
+)
 
 
 def test_the_documented_form_is_read() -> None:
@@ -38,6 +47,8 @@ def test_without_a_batch_each_gpu_counts_as_one_sample() -> None:
         ("gpus=2-8,batch=512-64", "batch=512-64"),
         ("gpu=2-8,batch=64", "did you mean gpus?"),
         ("gpus=2-8,lr=sqrt", "lr= goes with batch="),
+        ("gpus=2-8,batch=64,combine=median", "accepted: mean, adasum"),
+        ("gpus=2-8,batch=64,combine=adasum,lr=sqrt", "lr=sqrt does not go with combine=adasum"),
         ("gpus=2-8,batch=64,speedup=0.9", "speedup= does not go with batch="),
         ("gpus=2-8,speedup=0.4", "accepted: linear, or a number above 0.5"),
         ("batch=64", "no gpus="),
@@ -89,6 +100,7 @@ sizes = st.integers(1, 64)
 @st.composite
 def requests(draw: st.DrawFn) -> ElasticRequest:
     low, batch, group = draw(sizes), draw(st.integers(1, 4096)), draw(st.sampled_from((1, 2, 4)))
+    combine = draw(st.sampled_from(COMBINES))
     return ElasticRequest(
         min_gpus=low * group,
         max_gpus=(low + draw(sizes)) * group,
@@ -96,7 +108,8 @@ def requests(draw: st.DrawFn) -> ElasticRequest:
         max_batch=batch + draw(st.integers(3 * 64 * 128, 200_000)),
         step=group * draw(st.integers(1, 3)),
         group=group,
-        lr=draw(st.sampled_from(LR_RULES)),
+        lr=draw(st.sampled_from(LR_RULES if combine == "mean" else ("auto", "none"))),
+        combine=combine,
         weight=draw(st.sampled_from((0.5, 1.0, 2.0, 12.25))),
         via=tuple(draw(st.lists(st.sampled_from(MECHANISMS), min_size=1, max_size=3, unique=True))),
         until=draw(st.sampled_from(ENDS)),

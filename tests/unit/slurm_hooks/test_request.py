@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from request_comments import COMMENTS
 
 from slurm_elastic.protocol.errors import RequestError
-from slurm_elastic.protocol.request import ENDS, KEYS, LR_RULES, MECHANISMS, find, parse
+from slurm_elastic.protocol.request import COMBINES, ENDS, KEYS, LR_RULES, MECHANISMS, find, parse
 
 MOMENTS = (
     *("20:00", "8:00", "00:00", "23:59:59", "2026-11-27", "2028-02-29", "2400-02-29", "2026-11-27T20:00"),
@@ -58,6 +58,9 @@ GOOD = (
     "gpus=3-6,batch=64-66,slice=2",
     "gpus=8,batch=64,group=2,slice=16",
     *(f"gpus=2-32,batch=256-8192,lr={rule}" for rule in LR_RULES),
+    *(f"gpus=2-32,batch=256-8192,combine={way}" for way in COMBINES),
+    *(f"gpus=2-32,batch=256-8192,combine=adasum,lr={rule}" for rule in ("auto", "none")),
+    "gpus=2-32,batch=256-8192,lr=sqrt,combine=mean",
     "gpus=2-32",
     "gpus=4-64,group=4,step=8,weight=0.5,via=shrink",
     *(f"gpus=2-32,speedup={value}" for value in ("linear", "0.9", "1", "1.0", "0.500001")),
@@ -131,6 +134,9 @@ BAD = (
     "gpus=2-32,batch=256,via=shrink,companion",
     "gpus=2-32,batch=256,via=teleport",
     "gpus=2-32,batch=256,until=dawn",
+    "gpus=2-32,batch=256,combine=median",
+    *(f"lr={rule},gpus=2-32,batch=256,combine=adasum" for rule in LR_RULES if rule not in ("auto", "none")),
+    "gpus=4,batch=7,lr=sqrt,combine=adasum",
     "gpus=2-32,batch=256,guard=0",
     "gpus=2-32,batch=256,slice=0",
     "gpus=2-32,batch=256,slice=1.5",
@@ -147,7 +153,7 @@ BAD = (
     "gpus=8-16,batch=3-5",
     "gpus=4-6,batch=7-7",
     "gpus=7=7,batch=4",
-    *(f"gpus=2-32,{key}" for key in ("slice=2", "lr=sqrt", "until=epochs", "guard=80")),
+    *(f"gpus=2-32,{key}" for key in ("slice=2", "lr=sqrt", "combine=adasum", "until=epochs", "guard=80")),
     "gpus=2-32,until=epochs,slice=2",
     "gpus=2-32,batch=256,speedup=0.9",
     "gpus=2-3,group=4",
@@ -272,6 +278,7 @@ values = {
     "step": numbers,
     "group": st.integers(0, 9).map(str),
     "lr": st.sampled_from((*LR_RULES, "cubic")),
+    "combine": st.sampled_from((*COMBINES, "median")),
     "weight": st.one_of(numbers, st.floats(0, 2000).map(lambda x: f"{x:.6f}"), junk),
     "via": st.lists(st.sampled_from((*MECHANISMS, "x", "")), min_size=1, max_size=4).map("+".join),
     "until": st.sampled_from((*ENDS, "dawn")),

@@ -22,11 +22,20 @@ class Reduction(ABC):
 
     averages = False
     """Whether the mean over all samples of the step comes back. Then the vote rides along as one gradient more, losses
-    may have weights, and the noise scale is measured; else the vote travels by itself."""
+    may have weights; else the vote travels by itself, and the mean, too, in steps that measure the noise scale."""
+    keeps_rate = False
+    """Whether what comes back is as long as the rate is to stay as it is, however many ranks there are."""
 
     @abstractmethod
     def scale(self, own: float, micro: Micro, replicas: int) -> float:
         """The factor for the mean loss of a micro batch that counts as `own` samples, before it is differentiated."""
+
+    def steps(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether not gradients are combined, but what each rank's own step of this optimizer changes."""
+        return False
+
+    def forget(self) -> None:  # noqa: B027
+        """The step comes to nothing, or the world is left."""
 
 
 class Bucket(Protocol):
@@ -53,15 +62,21 @@ class ByBucket(Reduction):
         share: how much this rank's counts, over all ranks 1; where it is 0 the buffer may hold anything.
         """
 
+    def own(self, bucket: Bucket, share: float, group: Any) -> Combined:
+        """As combine(): what a rank's own step is taken with, where those are combined; here its own gradients."""
+        done: Combined = torch.futures.Future()
+        done.set_result([bucket.buffer() if share else bucket.buffer().zero_()])
+        return done
+
     def replace(self, gradients: Sequence[torch.Tensor], share: float, group: Any) -> None:
         """Put what comes back in place of gradients of which all are there."""
         for parts in buckets_of(gradients):
-            (flat,) = self.combine(_Flat(parts), share, group).wait()
+            (flat,) = self.combine(Flat(parts), share, group).wait()
             for part, combined in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
                 part.copy_(combined.view(part.shape))
 
 
-class _Flat:
+class Flat:
     """A bucket made of tensors that lie anywhere."""
 
     def __init__(self, parts: Sequence[torch.Tensor]) -> None:

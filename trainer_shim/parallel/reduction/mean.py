@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import torch.distributed as dist
-
 from ...data.sampling import Micro
 from ...numerics.batch import loss_scale
 from .base import Bucket, ByBucket, Combined
@@ -24,6 +22,6 @@ class Mean(ByBucket):
             buffer.mul_(share)
         else:
             buffer.zero_()
-        work: Any = dist.all_reduce(buffer, group=group, async_op=True)
+        work: Any = group.allreduce([buffer])
         combined: Combined = work.get_future()
         return combined

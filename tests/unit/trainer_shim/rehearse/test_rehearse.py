@@ -427,6 +427,7 @@ EXAMPLES = (
     "demo/train_digits",
     "demo/train_chars",
     "train_ddp",
+    "train_adasum",
     "train_fsdp",
     "train_iterations",
     "train_wgan",

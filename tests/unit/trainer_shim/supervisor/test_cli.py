@@ -42,8 +42,9 @@ def test_the_request_of_the_command_line_counts_first() -> None:
 def test_a_request_without_a_rule_leaves_it_to_the_script(asked: str) -> None:
     """lr=auto, none given, and a request that cannot be read: nothing is imposed."""
     assert "SELASTIC_LR" not in worker_env(asked)
-    assert worker_env("elastic:gpus=2-4,batch=8,lr=sqrt,group=2,slice=4") == {
-        "SELASTIC_LR": "sqrt",
+    assert worker_env("elastic:gpus=2-4,batch=8,lr=none,combine=adasum,group=2,slice=4") == {
+        "SELASTIC_LR": "none",
+        "SELASTIC_COMBINE": "adasum",
         "SELASTIC_GROUP": "2",
         "SELASTIC_SLICE": "4",
     }

@@ -51,7 +51,7 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_does_not_go_with_it_is_refused_before_training(made: list[elastic.Job], mine: None) -> None:
     """Each with one sentence that says what does."""
-    with refused(r"join\(combine='median'\) is not known; accepted: 'mean', 'mine'"):
+    with refused(r"join\(combine='median'\) is not known; accepted: 'mean', 'adasum', 'mine'"):
         elastic.join(batch=4, combine="median")
     for name, value in (("deterministic", True), ("lr", "adascale")):
         with refused(rf"join\({name}=.*\) does not go with combine='mine'; accepted: combine='mean'"):
