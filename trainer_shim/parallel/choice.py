@@ -99,12 +99,9 @@ def check_choice(combine: str, shares: object, shards: int, lr: str, asked: str 
 
 def check_layers(combine: str, module: nn.Module) -> None:
     """Raise TrainingError for parameters that no dot product is taken of."""
-    sparse = [name for name, part in module.named_modules() if getattr(part, "sparse", False)]
-    complex_ = [name for name, entry in module.named_parameters() if entry.is_complex()]
-    for name, what in [
-        *((name, "sparse gradients") for name in sparse),
-        *((name, "complex numbers") for name in complex_),
-    ]:
+    found = [(name, "sparse gradients") for name, part in module.named_modules() if getattr(part, "sparse", False)]
+    found += [(name, "complex numbers") for name, entry in module.named_parameters() if entry.is_complex()]
+    for name, what in found:
         raise TrainingError(f"join(combine={combine!r}) does not go with '{name}', of {what}; accepted: combine='mean'")
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from ...control import cuda_backend
 from ...world import objects
 from .base import Bucket, ByBucket, Combined
 
@@ -48,7 +49,7 @@ class Adasum(ByBucket):
         return not plain or any(group["momentum"] for group in optimizer.param_groups)
 
     def combine(self, bucket: Bucket, share: float, group: Any) -> Combined:
-        flat, sizes = bucket.buffer(), [part.numel() for part in bucket.gradients()]
+        flat, sizes = _movable(bucket), [part.numel() for part in bucket.gradients()]
         rows, (ranks, stretch), rank = _exchanged(flat, share, group), _shape(flat, group), group.rank()
         parts = list(_parts(sizes, rank * stretch, stretch))
         told = flat.new_zeros(ranks + len(sizes) * ranks * ranks, dtype=torch.float64)
@@ -64,20 +65,20 @@ class Adasum(ByBucket):
             mine[columns] = (weights[number] @ rows[:, columns].double()).to(flat.dtype)
         whole = torch.empty_like(rows)
         group.allgather([list(whole)], [mine]).wait()
-        return _done(whole.view(-1)[: flat.numel()])
+        return _done(whole.view(-1)[: flat.numel()], bucket)
 
     def own(self, bucket: Bucket, share: float, group: Any) -> Combined:
         nodes = self._of_ranks(group)
         if len(set(nodes)) == len(nodes):
             return super().own(bucket, share, group)
-        flat = bucket.buffer()
+        flat = _movable(bucket)
         rows, shares = _exchanged(flat, share, group), flat.new_zeros(group.size(), dtype=torch.float64)
         shares[group.rank()] = share
         group.allreduce([shares]).wait()
         means = (_means(shares, nodes) @ rows.double()).to(flat.dtype)[nodes]
         back = torch.empty_like(means)
         group.alltoall_base(back.view(-1), means.view(-1), [], []).wait()
-        return _done(back.view(-1)[: flat.numel()])
+        return _done(back.view(-1)[: flat.numel()], bucket)
 
     def _of_ranks(self, group: Any) -> list[int]:
         if not self._nodes:
@@ -86,9 +87,15 @@ class Adasum(ByBucket):
         return self._nodes
 
 
-def _done(flat: torch.Tensor) -> Combined:
+def _movable(bucket: Bucket) -> torch.Tensor:
+    """The gradients, on the host where gloo is to move them, which has no all-to-all of CUDA tensors."""
+    flat = bucket.buffer()
+    return flat.cpu() if flat.is_cuda and cuda_backend.chosen(os.environ) == "gloo" else flat
+
+
+def _done(flat: torch.Tensor, bucket: Bucket) -> Combined:
     done: Combined = torch.futures.Future()
-    done.set_result([flat])
+    done.set_result([flat.to(bucket.buffer().device)])
     return done
 
 

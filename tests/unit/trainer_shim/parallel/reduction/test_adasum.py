@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from slurm_elastic.trainer_shim.parallel import own_steps
-from slurm_elastic.trainer_shim.parallel.reduction.adasum import Adasum
+from slurm_elastic.trainer_shim.parallel.reduction.adasum import Adasum, weights_of
 from slurm_elastic.trainer_shim.parallel.reduction.base import Flat as Bucket
 from slurm_elastic.trainer_shim.world import objects
 
@@ -107,11 +107,14 @@ def test_orthogonal_gradients_add_and_equal_ones_average(ranks: int) -> None:
 
 
 def test_what_cancels_is_projected_on_by_nobody() -> None:
-    """Two opposite gradients come to nothing but rounding, whose direction does not count for a third."""
-    a, b = layers(1), layers(2)
-    third = [layer * 0.5 for layer in b]
-    found = combined([a, [-layer * (1 + 1e-15) for layer in a], third])
-    assert apart(found, third) < 1e-12
+    """Two gradients that are opposite but for a hundred-millionth come to nothing but rounding, whose direction does
+    not count for a third, in any of a thousand parameters."""
+    vectors = torch.randn(1000, 3, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    vectors[:, 1] = vectors[:, 0] * -(1 + 1e-8)
+    vectors[:, 2] *= 0.1
+    dots = vectors @ vectors.transpose(1, 2)
+    found = weights_of(dots, torch.ones(3, dtype=torch.float64), [0, 1, 2]).unsqueeze(1) @ vectors
+    assert apart([found[:, 0]], [vectors[:, 2]]) < 1e-6
 
 
 def test_ranks_of_a_node_come_to_their_mean_first() -> None:
