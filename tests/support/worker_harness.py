@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import os
 import socket
@@ -25,6 +24,8 @@ from control_peer import KEY, challenged
 from patience import Patience
 
 from slurm_elastic.trainer_shim.control import job_key
+from slurm_elastic.trainer_shim.node.agent import preimport
+from slurm_elastic.trainer_shim.supervisor.cli import PREIMPORTED
 
 BLOCKED = 9
 """A port where nobody listens."""
@@ -35,7 +36,7 @@ Start = Callable[..., "Control"]
 
 
 class Zygote:
-    """Forks workers on request, with torch and more `modules` imported; says when they exit."""
+    """Forks workers on request, with what agents import and more `modules`; says when they exit."""
 
     def __init__(self, *modules: str, **environment: str) -> None:
         environ = {**os.environ, "PYTHONPATH": str(NAMESPACE), "OMP_NUM_THREADS": "1", **environment}
@@ -309,13 +310,9 @@ def _zygote() -> None:
     import select
     import signal
 
+    preimport([*PREIMPORTED, "torch.utils.data", *sys.argv[1:]])  # and its children collect their own garbage alone
     import torch
-    import torch._dynamo
-    import torch.distributed
-    import torch.utils.data
 
-    for module in sys.argv[1:]:
-        importlib.import_module(module)
     torch.set_num_threads(1)
     names: dict[int, str] = {}
     wake_r, wake_w = os.pipe()
