@@ -182,7 +182,7 @@ class Session:
 
     def record(self, total: int, own: Sequence[int], epoch: int | None = None) -> None:
         """For the audit, before this rank contributes to a step: the samples it trained on, of the epoch under way."""
-        self.replica_check.has_part = self.replica_check.has_part or bool(own)
+        self.replica_check.takes_part(bool(own))
         if self._audit is None:
             return
         progress, world = self.state.progress, self.world()

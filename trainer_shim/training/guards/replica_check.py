@@ -111,7 +111,7 @@ class ReplicaCheck:
         """By which the script trains, and that have changed."""
         self.same_inputs = False
         """Whether ranks compute on the same inputs on purpose."""
-        self.has_part = False
+        self._has_part = False
         """Whether what this rank computes in the first step counts, and is not for company."""
         self._notes = False
         self._inputs: list[int] = []
@@ -127,7 +127,7 @@ class ReplicaCheck:
         self._steps.clear()
         self._votes, self._begins, self._wanted = 0, world.size > 1, False
         self._one_kind = len(kinds) == 1
-        self._notes, self.has_part = world.size > 1 and not self.same_inputs, False
+        self._notes, self._has_part = world.size > 1 and not self.same_inputs, False
         self._inputs, self.left = [], ""
         self._copied = self._said = None
 
@@ -149,11 +149,15 @@ class ReplicaCheck:
         if any(len(torch.unique(part)) >= TELLING for part in parts):
             self._inputs.append(_digest([part.tolist() for part in parts], 62))
 
+    def takes_part(self, own: bool) -> None:
+        """A step of this rank, with samples of its `own`. A GPU's first vote is heard a step later only."""
+        self._has_part = self._has_part or (own and self._notes)
+
     def _check_inputs(self, world: World) -> None:
         """Raise TrainingError, on every rank, where two of them compute on the same."""
         if self.same_inputs:
             return
-        counts = world.speaks and self.has_part
+        counts = world.speaks and self._has_part
         everyone = objects.gather(self._inputs[:64] if counts else [], world.group)
         for rank, other in itertools.combinations(range(world.size), 2):
             pairs = list(zip(everyone[rank], everyone[other], strict=False))

@@ -232,7 +232,7 @@ def test_which_inputs_tell(
 
     def said(*inputs: torch.Tensor, part: bool = True) -> list[int]:
         check.entered(World(generation=1, rank=0, size=2, groups=MagicMock()), {kind_of(CPU)})
-        check.has_part = part
+        check.takes_part(part)
         with torch.no_grad():
             check.note_inputs((torch.arange(20.0),), {})
         for tensor in inputs:
@@ -294,3 +294,17 @@ def test_a_vote_carries_a_word_now_and_then(made: list[elastic.Job]) -> None:
     assert [n for n, vote in enumerate(votes, 1) if vote.word is not None] == [4, 16, 64, 100, 200, 300]
     check._looked_at -= 61
     assert check.add_to(votes[0], 0).look and not check.add_to(votes[0], 1).look
+
+
+def test_the_step_after_the_first_gives_no_part_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks compute the same for company in a world's first step, where that has fewer samples than ranks; on a GPU the
+    inputs are compared when the next one is done, of which each rank has a part."""
+    check, world, told = ReplicaCheck(MagicMock(), MagicMock(), CPU), MagicMock(size=2, speaks=True), list[Any]()
+    monkeypatch.setattr(objects, "gather", lambda value, group: told.append(value) or [value, value])
+    check.entered(world, {1})
+    check.note_inputs((torch.arange(64.0),), {})
+    check.takes_part(False)
+    check.taken()
+    check.takes_part(True)
+    check._check_inputs(world)
+    assert told == [[]]
