@@ -84,6 +84,7 @@ def share(
         stays = _staying_values(policy, tables, members, best.targets)
         planned.append(replace(best, gain=gain_of(policy, members, [t.value for t in best.targets], stays)))
     small = {g for g, one in enumerate(planned) if one.gain < settings.min_gain and POLICIES[policy].planner is None}
+    small -= {g for g in small if not any(m.forced for m in pools[g]) and not _moves(pools[g], planned[g])}
     for g in _held_back(pools, bests, caps, small):
         still = list(tables.in_place.of({m.running.job_id: m for m in pools[g]}).values())
         (stay,) = plan_pools([still], capacities[g : g + 1], (), policy, choices)
@@ -120,12 +121,15 @@ def _held_back(
         still = still - moved
 
 
+def _moves(members: Sequence[Candidate], best: PoolPlan) -> bool:
+    """Whether anybody is to have another size or batch than it comes to rest on."""
+    both = zip(members, best.targets, strict=True)
+    return any(t.gpus != m.rest or (not m.forced and t.batch != m.current_batch) for m, t in both)
+
+
 def _at_rest(members: Sequence[Candidate], best: PoolPlan, stay: PoolPlan) -> PoolPlan:
     """Nobody moves, though the best plan would gain something; with what keeps each from more in that."""
-    moved = any(
-        t.gpus != m.rest or (not m.forced and t.batch != m.current_batch)
-        for m, t in zip(members, best.targets, strict=True)
-    )
+    moved = _moves(members, best)
     kept = tuple([
         replace(own, limit=target.limit, unlimited=target.unlimited) if target.limit else own
         for own, target in zip(stay.targets, best.targets, strict=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from plan_cases import NOW, REQUEST, SETTINGS, World, closed, order, row, seen
 from store_records import resize_row
 
 from slurm_elastic.daemon.actions.refusals import Refusal
-from slurm_elastic.daemon.planner import JobState
+from slurm_elastic.daemon.optimizer.plan import PoolPlan, plan_pools
+from slurm_elastic.daemon.planner import JobState, allocation
 from slurm_elastic.db.rows import HostPair, InUse
 from slurm_elastic.protocol.codes import EventKind, Reason
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
@@ -417,3 +419,22 @@ def test_a_job_grows_by_nodes_like_its_own_or_is_told_why_not(features: dict[str
     assert decision.gpus_to == gpus
     if why:
         assert decision.reason == Reason.KEEP_REQUEST.value and why in decision.evidence["limit"]
+
+
+def test_a_plan_in_which_nobody_moves_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the best is to stay, what staying comes to is not planned again, and it gains nothing."""
+    plans: list[PoolPlan] = []
+
+    def counted(*asked: Any) -> list[PoolPlan]:
+        found = plan_pools(*asked)
+        plans.extend(found)
+        return found
+
+    monkeypatch.setattr(allocation, "plan_pools", counted)
+    world = World(2)
+    for job in (1, 2):
+        world.job(job, f"n{job}", "elastic:gpus=4-32,step=4,batch=256")
+    plan = world.plan()
+    assert not plan.resizes and [len(one.targets) for one in plans] == [2]
+    ((_, planned),) = plan.allocation.plans.values()
+    assert (planned.gain, planned.held_back) == (0.0, False)
