@@ -14,10 +14,10 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.api.routes import AdviseQuery
 from slurm_elastic.protocol.errors import NotFound, RequestError
 from slurm_elastic.protocol.request import MOST_GPUS
-from slurm_elastic.protocol.text.times import STANDARD
+from slurm_elastic.protocol.text.times import STANDARD, deadline_at
 
 from ..derived.table import Derived, one_by_one
-from ..planner.pools.deadlines import Aim, aims, curve_of, due_at
+from ..planner.pools.deadlines import Aim, aims, curve_of
 from .advice import Basis, Ground, Rated, weigh
 from .choices import Option
 from .sizes import request_of
@@ -34,7 +34,7 @@ def told(store: Store, basis_of: Basis, ground: Ground, job_id: int, now: float)
     if job is None or not job.managed or job.end_time is not None:
         return ()
     request = request_of(job)
-    due = due_at(request.deadline, job.submit_time) if request.deadline else None
+    due = deadline_at(request.deadline, job.submit_time) if request.deadline else None
     if due is None and not request.budget:
         return ()
     if due is not None and due <= now:
@@ -64,7 +64,8 @@ def told(store: Store, basis_of: Basis, ground: Ground, job_id: int, now: float)
             return (f"{what}: not known until it has run for a while, as no earlier run was measured",)
         _, rated, *_ = weigh(store, basis_of, ground, earlier, AdviseQuery(due, left or None), now, wider)
     except (NotFound, RequestError) as error:
-        return (f"{what}: not known, as {error}",)
+        why, _, _ = str(error).partition(";")
+        return (f"{what}: not known, as {why}",)
     own = [(likely, one) for one, likely in rated if _is_own(one, job)]
     # What was never measured is a little probable whatever is asked: where nothing is likely the fastest says most.
     likely, best = max(own, key=lambda each: (each[0] * (each[0] >= LIKELY), -each[1].until_s), default=(0.0, None))

@@ -7,6 +7,7 @@ Limit: local time of the machine that the command runs on, as in Slurm; no time 
 import os
 import re
 from datetime import datetime, timedelta
+from functools import lru_cache
 
 from slurm_elastic.protocol.errors import ConfigError
 
@@ -43,12 +44,12 @@ def parse_time(text: str, now: float) -> float:
     return max(0.0, moment.timestamp())
 
 
+@lru_cache(maxsize=1 << 12)
 def deadline_at(text: str, submitted: float) -> float:
     """Unix seconds of a request's `deadline=`, of a job submitted then; a clock without a date is the next such."""
     if text.startswith("now+"):
-        digits = re.match("[0-9]+", text[4:])
-        unit = text[4 + digits.end() :] if digits else ""
-        return min(submitted + int(digits[0] if digits else 0) * _UNITS[unit[:1] or "s"], FOREVER)
+        count, unit = re.split("(?![0-9])", text[4:] + "s", maxsplit=1)
+        return min(submitted + int(count) * _UNITS[unit[0]], FOREVER)
     at = parse_time(text, submitted)
     if at <= submitted and "-" not in text:
         at = (datetime.fromtimestamp(at) + timedelta(days=1)).timestamp()

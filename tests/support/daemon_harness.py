@@ -193,6 +193,8 @@ class Supervisor:
     registered: bool = False
     noise_scale: float = 0.0
     """That it reports."""
+    samples_left: int = 0
+    """The same."""
     silent: bool = False
     """Hangs: takes no step."""
     ended: bool = False
@@ -276,7 +278,7 @@ class Supervisor:
         report = Report(
             self.generation, self.world.slurm.now, self.gpus, nodes, self.batch, micro, 1, 10, step_time, step_time,
             self.batch / step_time, int(self.world.slurm.now), int(self.world.slurm.now) * 240, 0,
-            noise_scale=self.noise_scale,
+            noise_scale=self.noise_scale, samples_left=self.samples_left,
         )  # fmt: skip
         self.world.store.reports.submit(self.job_id, [report], self.world.slurm.now).result()
 

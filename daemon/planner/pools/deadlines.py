@@ -8,7 +8,6 @@ weight is a share of GPUs holds where speeds grow alike; as time passes, what a 
 
 import math
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.text.times import deadline_at
@@ -71,11 +70,6 @@ class Aim:
     """The most that its budget pays for until its end; 0: not even its cheapest size; None: any, or it is not known."""
 
 
-@lru_cache(maxsize=1 << 12)
-def due_at(deadline: str, submitted: float) -> float:
-    return deadline_at(deadline, submitted)
-
-
 def aims(
     jobs: Iterable[RunningJob], settings: PlannerSettings, site: Site, now: float, curves: Curves
 ) -> dict[int, Aim]:
@@ -85,7 +79,7 @@ def aims(
         request, base, state = running.job.request, running.job.base, running.state
         if not request.deadline and not request.budget:
             continue
-        due = due_at(request.deadline, base.submit_time) if request.deadline else None
+        due = deadline_at(request.deadline, base.submit_time) if request.deadline else None
         left = state.remaining.after(now) if state.remaining is not None and state.model is not None else None
         if left is None or state.model is None or not running.accepted.ascending:
             found[running.job_id] = Aim(None, due)

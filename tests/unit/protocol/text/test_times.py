@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 
 from slurm_elastic.protocol.errors import ConfigError
-from slurm_elastic.protocol.text.times import elapsed, format_time, parse_time, span
+from slurm_elastic.protocol.text.times import deadline_at, elapsed, format_time, parse_time, span
 
 
 def local(text: str) -> float:
@@ -150,3 +150,24 @@ def test_durations_look_like_sacct_and_squeue(seconds: float, long: str, short: 
 def test_a_span_reads_well_in_a_sentence(seconds: float, shown: str) -> None:
     """A pause of a second and a cooldown of minutes each have their unit."""
     assert span(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "due"),
+    [
+        ("now+90", "2026-11-27T12:01:30"),
+        ("now+1minute", "2026-11-27T12:01:00"),
+        ("now+2hours", "2026-11-27T14:00:00"),
+        ("now+2weeks", "2026-12-11T12:00:00"),
+        ("20:00", "2026-11-27T20:00:00"),
+        ("12:00", "2026-11-28T12:00:00"),
+        ("8:00:30", "2026-11-28T08:00:30"),
+        ("2026-11-27", "2026-11-27T00:00:00"),
+        ("2026-12-31T8:00", "2026-12-31T08:00:00"),
+    ],
+)
+def test_a_deadline_counts_from_the_submission(text: str, due: str) -> None:
+    """A clock alone is the next such; a date may have passed, which is for others to say; the furthest can be shown."""
+    submitted = datetime(2026, 11, 27, 12).timestamp()
+    assert datetime.fromtimestamp(deadline_at(text, submitted)) == datetime.fromisoformat(due)
+    assert datetime.fromtimestamp(deadline_at("now+999999999weeks", submitted)).year > 5000
