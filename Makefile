@@ -163,9 +163,9 @@ test-scripts: ready slurm  ## public training scripts with the diffs of examples
 	SELASTIC_SCRIPTS=$(SCRIPTS) $(BIN)/python -m pytest --durations=0 tests/scripts
 
 FRAMEWORKS ?= build/frameworks
-test-frameworks: ready slurm  ## the recipes for Ray, Ray Train and torchft, on a private real Slurm (FRAMEWORKS=)
+test-frameworks: ready slurm  ## the recipes of selastic hold with Ray and torchft, each without it, too, on a private real Slurm (FRAMEWORKS=)
 	@$(FRAMEWORKS)/bin/python -c "import ray.train, torchft" 2>/dev/null || { $(PYTHON) -m venv $(FRAMEWORKS) && $(FRAMEWORKS)/bin/pip install --quiet 'ray[train]' torchft-nightly; }
-	SELASTIC_FRAMEWORKS=$(abspath $(FRAMEWORKS))/bin $(BIN)/python -m pytest -s tests/cluster/test_hold_recipes.py -k 'ray or torchft or alone'
+	SELASTIC_FRAMEWORKS=$(abspath $(FRAMEWORKS))/bin $(BIN)/python -m pytest -s tests/cluster/test_hold_recipes.py
 
 test-matrix: ready  ## the contract with Slurm and the main job on the Slurm of Debian trixie and forky (24.11, 26.05)
 	packaging/test-matrix $(SUITES)

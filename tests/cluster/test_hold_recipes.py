@@ -39,7 +39,9 @@ def recipe(empty_sandbox: Sandbox, tmp_path: Path) -> Iterator[Recipe]:
             command = f'#!/bin/bash\nexec {shlex.quote(sys.executable)} -m slurm_elastic.client.main "$@"\n'
             (tmp_path / "bin/selastic").write_text(ALONE if alone else command)
             (tmp_path / "bin/selastic").chmod(0o755)
-            path = f"{tmp_path}/bin:{FRAMEWORKS or Path(sys.executable).parent}:/usr/bin:/bin"
+            path = ":".join(
+                filter(None, (f"{tmp_path}/bin", FRAMEWORKS, str(Path(sys.executable).parent), "/usr/bin:/bin"))
+            )
             variables = {"PATH": path, "PYTHONPATH": NAMESPACE, "OMP_NUM_THREADS": "1", "HOME": str(tmp_path), **env}
             exports = ",".join(
                 ["NONE", *(f"{key}={value}" for key, value in (variables | daemon.env(tmp_path)).items())]
@@ -55,6 +57,7 @@ ALONE = """#!/bin/bash
 [ "$1" = hold ] || exit 0
 while [ "$1" != -- ]; do [ "$1" != --join ] || join=$2; shift; done
 export SELASTIC_HEAD=$(hostname) SELASTIC_ADDRESS=$(hostname) SELASTIC_NODE_INDEX=1
+export SLURM_EXPORT_ENV=ALL
 srun --overlap --gres=none -N1 -n1 -x "$SLURMD_NODENAME" bash -c "export SELASTIC_NODE=\\$SLURMD_NODENAME; $join" &
 shift; exec "$@"
 """
@@ -208,7 +211,12 @@ def test_alone_on_plain_slurm(recipe: Recipe, empty_sandbox: Sandbox, name: str,
     def progress() -> int:
         return len(list(job.folder.glob("done/*"))) if name == "sweep" else len(done(job))
 
-    wait_until(lambda: progress() > 12, 120, job.story)
+    def both_work() -> bool:
+        if name == "sweep":
+            return any(job.folder.glob("doing.n2/*"))
+        return any(line.endswith((" n2", " 2")) for line in done(job))
+
+    wait_until(both_work, 120, job.story)
     assert int(job.slurm("sinfo", "-h", "-t", "idle", "-o", "%D").split()[0]) > 0 and job.field("NumNodes") == "2"
     before, lost = progress(), time.monotonic()
     try:
