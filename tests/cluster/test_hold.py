@@ -69,15 +69,19 @@ def test_nodes_join_give_way_and_are_lost(selasticd: Selasticd, hold: Hold) -> N
     mattering, loses a node, and ends with its command's exit code, leaving nothing."""
     job = hold()
     selasticd.settles_at(job.id, 12)
-    joined = sorted(job.folder.glob("joined.*"))
-    assert len(joined) == 2
-    assert all(path.read_text().split(" on ")[0].count(",") == 3 for path in joined)
+
+    def joined() -> list[Path]:
+        """Nodes whose join command has said that it has four GPUs."""
+        found = sorted(job.folder.glob("joined.*"))
+        return [path for path in found if path.read_text().split(" on ")[0].count(",") == 3]
+
+    wait_until(lambda: len(joined()) == 2, 40, job.text)
     rigid = selasticd.rigid(7)
     wait_until(lambda: selasticd.jobs()[rigid].running, 40, selasticd.log)
     selasticd.settles_at(job.id, 4)
     said = [line.split() for line in (job.folder / "left").read_text().splitlines()]
     assert {word for word, _ in said} == {"goes"}
-    assert sorted(",".join(names for _, names in said).split(",")) == [path.suffix[1:] for path in joined]
+    assert sorted(",".join(names for _, names in said).split(",")) == [path.suffix[1:] for path in joined()]
     selasticd.sandbox.run(["scancel", str(rigid)])
     selasticd.settles_at(job.id, 12)
     selasticd.kill(signal.SIGKILL)

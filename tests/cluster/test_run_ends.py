@@ -123,8 +123,8 @@ def test_a_rehearsal_in_a_job(start: Start) -> None:
 
 
 def test_the_end_of_an_interactive_allocation_is_an_end(empty_sandbox: Sandbox, tmp_path: Path) -> None:
-    """Of what salloc holds, which has no batch script that Slurm would tell: the steps since are in a checkpoint,
-    nothing is started again in a job that is dead, and the companion is given back."""
+    """Of what salloc holds, which has no batch script that Slurm would tell: all steps but the one under way are in a
+    checkpoint, nothing is started again in a job that is dead, and the companion is given back."""
     (tmp_path / "train.py").write_text(TRAIN)
     with FakeDaemon() as daemon, (tmp_path / "out.txt").open("w") as file:
         job = SlurmJob(empty_sandbox, tmp_path, daemon)
@@ -140,5 +140,5 @@ def test_the_end_of_an_interactive_allocation_is_an_end(empty_sandbox: Sandbox, 
         finally:
             process.kill()
     assert "again" not in job.text(), job.story()
-    assert job.saved() >= job.trained(), job.story()
+    assert job.saved() >= job.trained() - 1, job.story()
     wait_until(lambda: empty_sandbox.run(["squeue", "-h"]).stdout == "", 60)

@@ -93,7 +93,7 @@ def test_a_resized_training_equals_an_unresized_one(
     compare(
         torch.load(tmp_path / "final.pt", map_location="cpu", weights_only=False), alone(framework), ROUNDING[framework]
     )
-    assert max(pauses) < 5
+    assert max(pauses) < 20  # who waits in vain for somebody waits for 30
 
 
 def test_accelerates_trackers_are_those_of_rank_0(start: Start, tmp_path: Path) -> None:

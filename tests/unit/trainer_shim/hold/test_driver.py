@@ -33,8 +33,11 @@ def test_nodes_join_leave_and_are_lost(tmp_path: Path) -> None:
         assert (first.unit, first.batch, first.program.split()[0]) == ("samples", 1, "/bin/sh")
         daemon.order(1, 0, first.pieces, (Shape(1, 1), Shape(1, 1)))
         assert daemon.wait_phase(1, "running").batch == 3
-        joined = sorted(path.read_text().split(" at ")[0] for path in tmp_path.glob("joined.*"))
-        assert joined == ["1 of 3", "2 of 3"]
+
+        def joined() -> list[str]:
+            return sorted(path.read_text().split(" at ")[0] for path in tmp_path.glob("joined.*"))
+
+        wait_until(lambda: joined() == ["1 of 3", "2 of 3"], 30, joined)
         grown = daemon.happenings[-1].pieces
         daemon.order(2, 0, grown[:2])
         assert daemon.wait_phase(2, "running").pieces == grown[:2]

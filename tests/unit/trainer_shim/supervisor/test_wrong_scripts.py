@@ -93,7 +93,7 @@ def test_a_worker_that_leaves_a_pass_alone_is_told_so(start: Start, tmp_path: Pa
     leaves = f"    if job.rank == 1 and job.global_step == 9:\n            break\n{behind}\njob.log("
     script = TRAIN.replace("job.log(", f"    {leaves}")
     (tmp_path / "train.py").write_text(script)
-    run = start("--nproc 2 --hang-after 1", 400, 2, 0, alone=True)
+    run = start("--nproc 2 --hang-after 1" if behind else "--nproc 2", 400, 2, 0, alone=True)
     assert run.wait() == 1, run.text()
     line = line_of(script, "job.once" if behind else "break")
     alone = f"rank 1 has left a pass over job.loader() at train.py line {line}, and rank 0 went on"
