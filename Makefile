@@ -24,14 +24,15 @@ AGAIN = --reruns 1 -rR
 
 # Four runs side by side, the longest first: they mostly wait, for Slurm and for each other's processes. The others begin
 # as these are done, also where one failed. Each prints when it is done; what any of them installs is there before (-o).
-test: ready slurm hooks-deps lint types contracts  ## every check and test, those on a private real Slurm included
+# Types last: without its cache mypy keeps one core busy for a minute, and nothing waits for it.
+test: ready slurm hooks-deps lint contracts  ## every check and test, those on a private real Slurm included
 	@echo "tests: four runs at a time; each prints when it is done"
 	@$(MAKE) --no-print-directory -k -j4 --output-sync=target $(addprefix -o ,ready slurm hooks-deps) \
 		test-hosts test-cluster test-sites test-shim test-unit test-main-job \
-		test-gpu GPU_PYTHON=$(BIN)/python WITHOUT_GPU=skip
+		test-gpu types GPU_PYTHON=$(BIN)/python WITHOUT_GPU=skip
 
 check: ready  ## for every day, in about two minutes: lint, types, contracts, and the unit tests without torch
-	@$(MAKE) --no-print-directory -j2 --output-sync=target lint types contracts test-unit
+	@HYPOTHESIS_PROFILE=others $(MAKE) --no-print-directory -j2 --output-sync=target lint types contracts test-unit
 
 lint: ready  ## ruff
 	$(BIN)/ruff check .
@@ -205,7 +206,7 @@ fuzz: ready  ## malformed messages to supervisors, agents and workers, and malfo
 		$(SHIM_TESTS)/checkpoint/test_contents.py
 
 test-api: ready  ## 1,000 requests of every kind to every address of the API, against its own document
-	SELASTIC_API_EXAMPLES=1000 $(BIN)/python -m pytest --timeout=3600 tests/unit/daemon/api/test_openapi.py
+	HYPOTHESIS_PROFILE=others SELASTIC_API_EXAMPLES=1000 $(BIN)/python -m pytest --timeout=3600 tests/unit/daemon/api/test_openapi.py
 
 test-exact: ready  ## the solver on 59,000 random instances against brute force, the recurrence and a MILP; make test has a quarter
 	SELASTIC_ALL_INSTANCES=1 $(BIN)/python -m pytest -n 2 --timeout=3600 tests/unit/daemon/optimizer/solver

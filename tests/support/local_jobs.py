@@ -11,7 +11,8 @@ from torch.utils.data import TensorDataset
 import slurm_elastic.trainer_shim as elastic
 from slurm_elastic.protocol.errors import TrainingError
 
-DATA = TensorDataset(torch.randn(20, 3), torch.randn(20, 1))
+_GENERATOR = torch.Generator().manual_seed(1)
+DATA = TensorDataset(torch.randn(20, 3, generator=_GENERATOR), torch.randn(20, 1, generator=_GENERATOR))
 
 
 def wrapped(made: list[elastic.Job], scheduler: bool = False, **options: Any) -> tuple[elastic.Job, Any, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,10 +24,19 @@ _MEMORY = Path("/dev/shm")
 if _MEMORY.is_dir() and not os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC and shutil.disk_usage(_MEMORY).free > 4 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
-# How long an example takes is the machine's business, and whatever else runs on it.
-settings.register_profile("selastic", deadline=None)
+# How long an example takes is the machine's business, and whatever else runs on it. `make test`, which a change has to
+# pass, tries the same examples each time; `make check` and the long runs draw others.
+settings.register_profile("selastic", deadline=None, derandomize=True)
+settings.register_profile("others", deadline=None)
 settings.register_profile("fuzz", deadline=None, max_examples=int(os.environ.get("SELASTIC_FUZZ_EXAMPLES", "3000")))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "selastic"))
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """What a test draws in this process does not depend on the tests before it."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.manual_seed(1)
 
 
 @pytest.fixture(scope="session")

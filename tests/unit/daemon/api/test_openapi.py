@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,7 +91,7 @@ def closed_at_the_end() -> Iterator[None]:
 def test_it_answers_as_its_document_says(case: schemathesis.Case) -> None:
     """No request that anyone can make, right or wrong, is answered by a fault or by something undocumented."""
     wrong = {str(place.value) for place, part in case.meta.components.items() if part.mode is GenerationMode.NEGATIVE}
-    if "path" not in wrong and "job_id" in case.path_parameters and hash(str(case.body)) % 4:
+    if "path" not in wrong and "job_id" in case.path_parameters and zlib.crc32(repr(case.body).encode()) % 4:
         case.path_parameters["job_id"] = 7
     case.body = _within_the_words(case.body)
     # A wrong credential is put right below, and then nothing may be left that has to be refused.

@@ -12,7 +12,8 @@ from torch.utils.data import TensorDataset
 
 from slurm_elastic.trainer_shim.data.micro_batch_probe import Probe, largest
 
-DATA = TensorDataset(torch.randn(10, 3), torch.randn(10, 1))
+GENERATOR = torch.Generator().manual_seed(1)
+DATA = TensorDataset(torch.randn(10, 3, generator=GENERATOR), torch.randn(10, 1, generator=GENERATOR))
 
 
 @given(st.integers(0, 5000), st.integers(1, 5000))
