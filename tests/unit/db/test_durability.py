@@ -24,7 +24,7 @@ from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import StoreError
 from slurm_elastic.protocol.messages import Report
 
-ROUNDS = int(os.environ.get("SELASTIC_KILL_ROUNDS", "25"))
+ROUNDS = int(os.environ.get("SELASTIC_KILL_ROUNDS", "12"))
 """How often the writer is killed; a hundred in the long run."""
 
 # Four threads report while one decides and orders; each line is an acknowledgement, one write(2) and thus never torn.

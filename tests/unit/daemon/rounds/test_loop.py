@@ -100,12 +100,12 @@ def test_what_a_round_keeps_is_old_for_the_garbage_collector(world: World, monke
     young.itself, old.itself = young, old
     gone = weakref.ref(young)
     del young
-    world.settle()
+    world.round()
     assert gone() is None  # left before a round
     gone = weakref.ref(old)
     del old
     monkeypatch.setattr(loop, "COLLECT_S", 0.0)
-    world.settle()
+    world.round()
     assert gone() is None  # old when it was left
 
 

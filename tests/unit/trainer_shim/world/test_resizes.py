@@ -510,10 +510,10 @@ def noise_scale_of(state: dict[str, torch.Tensor]) -> float:
 
 
 def test_the_same_script_under_torchrun(zygote: Zygote, tmp_path: Path) -> None:
-    """Three processes with torchrun's variables train as one does, without a supervisor."""
+    """Two processes with torchrun's variables train as one does, without a supervisor."""
     environ = dict(os.environ, PYTHONPATH=str(NAMESPACE), OMP_NUM_THREADS="1")
     arguments = ["--samples", "101", "--epochs", "2", "--pace", "0"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(SCRIPT)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
     command += [*arguments, str(tmp_path)]
     done = run(command, 200, env=environ)
     assert done.returncode == 0, done.stderr
