@@ -120,6 +120,7 @@ class CommandClient(SlurmClient):
             *(at, known.limits, known.parents, kept, switches),
             holds_those_below=self.release() >= site.ACCOUNTS_HOLD_THOSE_BELOW,
             needs_switch=bool(switches) and self.release() < site.STARTS_UNDER_NO_SWITCH,
+            users_apart=site.users_apart(config),
             power_saving=site.saves_power(config),
             can_suspend=(can_suspend := site.can_suspend(config)),
             never_sleep=site.never_sleep(config),

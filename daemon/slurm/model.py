@@ -204,7 +204,7 @@ class Snapshot:
         one where two jobs on a node were probed to see the same GPUs."""
         alone = self.nodes.keys() - site.switches.keys() if site.needs_switch else ()
         marks = {name: replace(self.nodes[name], flags=self.nodes[name].flags | {"UNDER_NO_SWITCH"}) for name in alone}
-        shut = {name for name, rules in site.partitions.items() if rules.exclusive_user}
+        shut = {name for name, rules in site.partitions.items() if rules.exclusive_user or site.users_apart}
         jobs = self._beside_others(shut) if shut or any(job.for_its_user for job in self.jobs.values()) else {}
         if site.probed:
             used = tuple(node.name for node in self.nodes.values() if node.gpus_used)

@@ -98,6 +98,8 @@ class Site:
     """Node -> the lowest switch over it; empty where the site describes no tree."""
     needs_switch: bool = False
     """Slurm starts nothing on a node under no switch."""
+    users_apart: bool = False
+    """No two users' jobs share a node, of whatever partition."""
     power_saving: bool = False
     """Slurm puts nodes to sleep that have been idle for a while."""
     can_suspend: bool = False
@@ -183,6 +185,12 @@ def bf_interval_s(config: str) -> float:
 def counts_shares(config: str) -> bool:
     """Whether `scontrol show config` says that the queue's order depends on fair-share."""
     return multifactor(config) and configured(config, "PriorityWeightFairShare", "0") != "0"
+
+
+def users_apart(config: str) -> bool:
+    """Whether `scontrol show config` says that every job has its user's label, and nodes are selected by it."""
+    labels = {"enforced", "select"} <= set(configured(config, "MCSParameters").split(","))
+    return labels and configured(config, "MCSPlugin").endswith("user")
 
 
 def saves_power(config: str) -> bool:

@@ -72,7 +72,7 @@ class SlurmJob(Training):
 
     def slurm(self, *command: str) -> str:
         answer = self.sandbox.run(command)
-        assert answer.returncode == 0, f"{shlex.join(command)}: {answer.stderr}"
+        assert answer.returncode == 0, f"{shlex.join(command)}: {answer.returncode}, {answer.stderr}"
         return answer.stdout
 
     def field(self, name: str, job: int | str = 0) -> str:

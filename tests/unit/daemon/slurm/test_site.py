@@ -31,6 +31,7 @@ from slurm_elastic.daemon.slurm.site import (
     reservations,
     saves_power,
     switches,
+    users_apart,
 )
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.protocol.errors import SlurmUnparsable
@@ -304,6 +305,27 @@ def test_a_node_of_another_user_is_no_room_where_nodes_are_not_shared() -> None:
     excluded = {number: job.excluded_nodes for number, job in snapshot.marked(shut).jobs.items()}
     assert excluded == {1: ("n2", "n3"), 2: ("n1", "n4"), 3: ("n1", "n4"), 4: ("n2",), 5: ("n2", "n3")}
     assert snapshot.marked(Site(partitions={"main": PartitionRules()})) is snapshot
+
+
+@pytest.mark.parametrize(
+    ("plugin", "parameters", "apart"),
+    [
+        ("mcs/user", "enforced,select", True),
+        ("mcs/user", "enforced,noselect", False),
+        ("mcs/user", "ondemand,select", False),
+        ("mcs/account", "enforced,select", False),
+        ("(null)", "(null)", False),
+    ],
+)
+def test_users_whose_labels_slurm_keeps_apart_share_no_node(plugin: str, parameters: str, apart: bool) -> None:
+    """Where every job has one: with labels that are asked for, Slurm alone says who may."""
+    found = users_apart(f"MCSPlugin               = {plugin}\nMCSParameters           = {parameters}\n")
+    assert found is apart
+    at = Cluster(2)
+    at.run(1, "n1", 2, REQUEST, user="ann")
+    at.run(2, "n2", 2, user="bob")
+    site = Site(partitions={"main": PartitionRules()}, users_apart=found)
+    assert at.snapshot().marked(site).jobs[1].excluded_nodes == (("n2",) if apart else ())
 
 
 def test_a_job_that_shares_nodes_with_its_users_alone_closes_them_to_others() -> None:
