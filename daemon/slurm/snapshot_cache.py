@@ -9,17 +9,16 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable, TooOften
 
-from .accounting import EndedJob, QosUser
 from .fair_share import ShareTree
-from .model import Job, Size, SlurmClient, Snapshot
-from .site import PartitionRules, Site
+from .model import Job, SlurmClient, Snapshot
+from .site import Site
 from .slurms_clock import SlurmsClock
 
 log = logging.getLogger(__name__)
@@ -31,6 +30,10 @@ ASK_GAP_S = 0.25
 """Shortest time between two snapshots taken because someone asks for a job that is not known yet."""
 
 
+ACTS = frozenset({
+    "cancel", "requeue", "reserve", "resize_waiting", "set_power", "set_site_factor", "shrink", "unreserve",
+})  # fmt: skip
+"""What of a client changes something."""
 ASKS, ASK_EACH_S = 5, 10.0
 """Snapshots that one user has for jobs that do not exist, and the seconds until there is another one."""
 
@@ -44,7 +47,7 @@ def _as_before(found: Mapping[K, V], before: Mapping[K, V]) -> dict[K, V]:
     return {key: known if (known := before.get(key, new)) is new or known == new else new for key, new in found.items()}
 
 
-class SnapshotCache(SlurmClient):
+class SnapshotCache(SlurmClient if TYPE_CHECKING else object):  # type: ignore[misc]  # its methods are the client's
     """A SlurmClient that keeps the latest snapshot, and takes a new one when it does not know a job.
 
     Before each act it asks `confirm`, which raises when this daemon may not act.
@@ -135,68 +138,16 @@ class SnapshotCache(SlurmClient):
             self._shares = self._shares if found == self._shares else found
         return self._shares
 
-    def slurms_time(self) -> float:
-        return self._client.slurms_time()
-
-    def partitions(self) -> tuple[Mapping[str, PartitionRules], Mapping[str, str]]:
-        return self._client.partitions()
-
-    def qos_over_partition(self) -> frozenset[str]:
-        return self._client.qos_over_partition()
-
-    def qos_users(self, qos: str) -> Mapping[QosUser, bool]:
-        return self._client.qos_users(qos)
-
-    def shares(self) -> ShareTree:
-        return self._client.shares()
-
-    def end_states(self, job_ids: Sequence[int]) -> Mapping[int, str]:
-        return self._client.end_states(job_ids)
-
-    def last_runs(self, job_ids: Sequence[int]) -> Mapping[int, str]:
-        return self._client.last_runs(job_ids)
-
-    def ended_jobs(self, start: float, end: float) -> Sequence[EndedJob]:
-        return self._client.ended_jobs(start, end)
-
-    def set_site_factor(self, job_id: int, factor: int) -> None:
-        self._acting().set_site_factor(job_id, factor)
-
-    def set_power(self, node: str, awake: bool) -> None:
-        self._acting().set_power(node, awake)
-
-    def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
-        return self._client.excluded_nodes()
-
     def latest(self) -> Snapshot:
         """The one that is kept."""
         with self._lock:
             return self._snapshot
 
-    def _acting(self) -> SlurmClient:
-        self._confirm()
-        return self._client
-
-    def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
-        self._acting().shrink(job_id, nodes)
-
-    def cancel(self, job_id: int) -> None:
-        self._acting().cancel(job_id)
-
-    def requeue(self, job_id: int) -> None:
-        self._acting().requeue(job_id)
-
-    def asked_size(self, job_id: int) -> Size:
-        return self._client.asked_size(job_id)
-
-    def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
-        self._acting().resize_waiting(job_id, size, reservation)
-
-    def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
-        self._acting().reserve(name, nodes, user, minutes)
-
-    def unreserve(self, name: str, job_id: int = 0) -> None:
-        self._acting().unreserve(name, job_id)
+    def __getattr__(self, name: str) -> Any:
+        """All else is the client's, as it is; before each act `confirm` is asked."""
+        if name in ACTS:
+            self._confirm()
+        return getattr(self._client, name)
 
     def find(self, job_id: int, uid: int) -> Job | None:
         """The job as Slurm has it; None when Slurm does not list it.

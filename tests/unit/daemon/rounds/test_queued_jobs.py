@@ -68,16 +68,16 @@ def test_a_job_whose_gpus_are_gone_asks_for_its_scripts_size_again(world: World,
     then: the job waits for what its script asks for, as if there were no daemon, and starts with that."""
     rigid = world.rigid(6)
     job = world.elastic(4, comment=REQUEST)
-    client = world.jobs
+    hear = world.jobs.resize_waiting
     others = list[int]()
 
     def too_late(job_id: int, size: Size, reservation: str = "") -> None:
         world.slurm.model.reservations["taken"] = ()  # so that what comes later starts
         if not others:
             others.append(world.rigid(2))
-        type(client).resize_waiting(client, job_id, size, reservation)
+        hear(job_id, size, reservation)
 
-    client.resize_waiting = too_late  # type: ignore[method-assign]
+    world.jobs.resize_waiting = too_late  # type: ignore[method-assign]
     world.round()
     world.slurm.model.reservations.clear()
     assert others and asks(world, job.job_id) == (1, 4) and world.snapshot().jobs[job.job_id].pending
@@ -113,7 +113,7 @@ def test_what_slurm_did_not_hear_is_asked_again(world: World, monkeypatch: pytes
     def away(*args: object) -> None:
         raise SlurmUnreachable("away")
 
-    monkeypatch.setattr(type(world.jobs), "resize_waiting", away)
+    monkeypatch.setattr(world.jobs, "resize_waiting", away)
     world.round()
     monkeypatch.undo()
     assert asks(world, job.job_id) == (4, 4)
