@@ -23,7 +23,7 @@ from statistics import fmean
 
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.throughput import fit_many
-from slurm_elastic.daemon.prediction.choices import Aim, Option, ranked, worth_measuring
+from slurm_elastic.daemon.prediction.advice import Aim, Option, ranked, worth_measuring
 
 PRICES = {"k80": 1.0, "p100": 1.62, "v100": 2.75}
 SIZES = (1, 2, 4, 8)

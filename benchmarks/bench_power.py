@@ -17,8 +17,7 @@ from pathlib import Path
 from statistics import fmean
 
 from slurm_elastic.daemon.planner.settings import PlannerSettings
-from slurm_elastic.daemon.services.power.decide import Limits, replay
-from slurm_elastic.daemon.services.power.forecast import AHEAD, DAY, STEP_S, Demand
+from slurm_elastic.daemon.services.power.decide import AHEAD, DAY, STEP_S, Demand, Limits, replay
 
 
 def steps_of(path: Path) -> tuple[dict[int, int], dict[int, int]]:

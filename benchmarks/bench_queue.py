@@ -22,9 +22,7 @@ from random import Random
 from statistics import mean
 
 from slurm_elastic.daemon.capacity.free_gpus import FreeGpus
-from slurm_elastic.daemon.services.queue.forecast import Bounds, Wanted, starts
-from slurm_elastic.daemon.services.queue.order import need, site_factor
-from slurm_elastic.daemon.services.queue.run_times import Ended, RunTimes
+from slurm_elastic.daemon.services.queue.forecast import Bounds, Ended, RunTimes, Wanted, need, site_factor, starts
 
 HOUR = 3600.0
 LIMITS = [h * HOUR for h in (0.5, 1, 4, 12, 24, 48, 96, 168, 336, 1440)]

@@ -9,7 +9,7 @@ import re
 import subprocess
 from dataclasses import replace
 
-from slurm_elastic.protocol.answers.advise import Advice, Choice
+from slurm_elastic.protocol.answers.predict import Advice, Choice
 from slurm_elastic.protocol.answers.record import columns
 from slurm_elastic.protocol.api.routes import AdviseQuery
 from slurm_elastic.protocol.errors import ConfigError, NotFound

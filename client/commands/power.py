@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 
-from slurm_elastic.protocol.answers.power import NodePower, Power
 from slurm_elastic.protocol.answers.record import columns
+from slurm_elastic.protocol.answers.site import NodePower, Power
 
 from .. import options
 

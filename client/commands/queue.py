@@ -5,8 +5,8 @@ Limit: only where an admin has turned the service `queue` on; of others' jobs th
 
 import argparse
 
-from slurm_elastic.protocol.answers.queue import Queue, QueuedJob
 from slurm_elastic.protocol.answers.record import columns
+from slurm_elastic.protocol.answers.site import Queue, QueuedJob
 
 from .. import options
 

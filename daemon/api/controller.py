@@ -15,9 +15,8 @@ from slurm_elastic.db.rows import REQUEUE, CheckpointRow, DecisionRow, ResizeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers.by_route import Health, ModelsInUse
 from slurm_elastic.protocol.answers.history import PlanNote
-from slurm_elastic.protocol.answers.power import Power
-from slurm_elastic.protocol.answers.queue import Queue
 from slurm_elastic.protocol.answers.record import read, redacted
+from slurm_elastic.protocol.answers.site import Power, Queue
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.errors import NotAllowed, NotFound

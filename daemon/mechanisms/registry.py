@@ -13,8 +13,7 @@ from ..capacity.shrink_options import DropRule, Unit, units_of
 from ..slurm.site import Site
 from .base import ChosenWay, Mechanism, ResizableJob, WantedSize, pause_s
 from .companion import CompanionJob
-from .component import ComponentRelease
-from .in_place import ExpandInPlace, ShrinkInPlace
+from .in_place import ComponentRelease, ExpandInPlace, ShrinkInPlace
 from .requeue import RequeueResized
 from .settings import ResizeSettings
 

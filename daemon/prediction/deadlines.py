@@ -18,8 +18,7 @@ from slurm_elastic.protocol.text.times import STANDARD, deadline_at
 
 from ..derived.table import Derived, one_by_one
 from ..planner.pools.deadlines import Aim, aims, curve_of
-from .advice import Basis, Ground, Rated, weigh
-from .choices import Option
+from .advice import Basis, Ground, Option, Rated, weigh
 from .sizes import request_of
 
 LIKELY = 0.5

@@ -10,15 +10,12 @@ from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.api import routes
 from slurm_elastic.protocol.api.routes import Route
 
-from .advise import Advice
 from .explain import Explain
 from .history import Accounting, Events, PlanTable, Usage
-from .power import Power
-from .predict import Prediction, PredictionErrors
-from .queue import Queue
+from .predict import Advice, Prediction, PredictionErrors
 from .record import about, record
 from .review import Review
-from .site import Cleared, Findings, PairsOfHosts, Remembered
+from .site import Cleared, Findings, PairsOfHosts, Power, Queue, Remembered
 from .status import JobStatus, StatusTable
 
 

@@ -32,8 +32,7 @@ from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.protocol.answers.by_route import Health
 from slurm_elastic.protocol.answers.history import PlanNote
-from slurm_elastic.protocol.answers.power import NodePower, Power
-from slurm_elastic.protocol.answers.queue import Queue
+from slurm_elastic.protocol.answers.site import NodePower, Power, Queue
 from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.proofs import JobKey
 from slurm_elastic.protocol.codec import VERSION, to_json

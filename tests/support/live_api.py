@@ -27,8 +27,7 @@ from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers.by_route import Health, ModelsInUse
 from slurm_elastic.protocol.answers.history import PlanNote
-from slurm_elastic.protocol.answers.power import Power
-from slurm_elastic.protocol.answers.queue import Queue
+from slurm_elastic.protocol.answers.site import Power, Queue
 from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.api.proofs import Verifier
 

@@ -15,17 +15,15 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from slurm_elastic.protocol.answers.power import NodePower
-from slurm_elastic.protocol.answers.power import Power as Report
+from slurm_elastic.protocol.answers.site import NodePower
+from slurm_elastic.protocol.answers.site import Power as Report
 
 from ...actions.action import NODE, QUEUE, Action, Power, Subject
 from ...capacity.ledger import Ledger, Pool, pool_of, pools
 from ...slurm.model import POWERS_DOWN, POWERS_UP, Node
 from ...slurm.site import Site
 from ..base import ACT, OFF, Note, Observation, Proposal, Row, Service
-from .decide import MIN_SLEEP_S, Counts, Limits, change, replay
-from .forecast import DAY, STEP_S
-from .record import Record
+from .decide import DAY, MIN_SLEEP_S, STEP_S, Counts, Limits, Record, change, replay
 
 BUSY, OFFERED, IDLE, ASLEEP, WAKING, AWAY = "busy", "offered", "idle", "asleep", "waking", "away"
 MOST_FAILURES = 2

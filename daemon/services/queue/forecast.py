@@ -1,14 +1,19 @@
-"""When waiting jobs will probably start, and within which bounds. Pure.
+"""How long jobs will probably run, in which order those that wait start, and when, within which bounds. Pure.
 
+The median of a user's own jobs of the same name and size is what Helios (Hu et al., SC 2021) orders by; on public
+traces it was as good as learned models.
 Promise: jobs start in the order given; one that finds no room keeps the first place where it will have some, and those
 behind it start only where they don't delay it (EASY backfill). Bounds come from how wrong earlier forecasts were.
 Limit: jobs that are submitted later are not foreseen but by those bounds; CPUs and memory never run out before GPUs.
 """
 
-from collections import deque
+import re
+from bisect import bisect_right
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush
-from statistics import quantiles
+from math import log2
+from statistics import median, quantiles
 
 from slurm_elastic.protocol.records import record
 
@@ -19,6 +24,76 @@ KNOWN = 20
 LAST = 300
 SLACK_S = 60.0
 """Waits are compared beyond a minute; a shorter one is as good as none."""
+ENDED_KEPT = 20
+"""How many ended jobs of a kind count."""
+MOST_KINDS = 50_000
+_NUMBER = re.compile(r"\d+")
+AGES_S = 7 * 86400.0
+"""How long a job waits until it counts as one that needs half as much; after twice as long a fifth."""
+SHORTEST, LONGEST = 6.0, 30.0
+"""Doublings of a GPU second between which jobs are told apart: a minute of one GPU, and a month of 400."""
+STEPS = 4
+"""Per doubling: nearer ones are equal, so that a factor is seldom written anew."""
+
+
+def need(left_s: float, gpus: float, waited_s: float) -> float:
+    """GPU seconds that a job counts as: the quasi-shortest service first of Helios, aged so that nobody starves."""
+    return left_s * gpus / (1.0 + (waited_s / AGES_S) ** 2)
+
+
+def site_factor(gpu_seconds: float, most: int) -> int:
+    """What is added to a job's priority, from 0 to `most`: as much less for each doubling of what it needs.
+
+    Never below 0: Slurm knows no priority below 1, where all would be alike.
+    """
+    doublings = round(log2(max(1.0, gpu_seconds)) * STEPS) / STEPS
+    place = (LONGEST - doublings) / (LONGEST - SHORTEST)
+    return round(most * min(1.0, max(0.0, place)))
+
+
+@record(frozen=True, slots=True)
+class Ended:
+    """A job that has run and ended."""
+
+    user: str
+    name: str
+    gpus: float
+    seconds: float
+    """How long it ran."""
+
+
+class RunTimes:
+    """Of the jobs of one cluster; those of a kind nobody has seen for long are forgotten first."""
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[tuple[object, ...], deque[float]] = OrderedDict()
+
+    def add(self, ended: Ended) -> None:
+        """A job has ended; in the order of the ends."""
+        for kind in _kinds(ended.user, ended.name, ended.gpus):
+            self._last.setdefault(kind, deque(maxlen=ENDED_KEPT)).append(ended.seconds)
+            self._last.move_to_end(kind)
+        while len(self._last) > MOST_KINDS:
+            self._last.popitem(last=False)
+
+    def left_s(self, user: str, name: str, gpus: float, limit_s: float, ran_s: float = 0.0) -> float:
+        """Seconds that a job will still run, at least one: the median of those like it that ran longer than it has.
+
+        Like it are the user's of the same name and size, else of the same size, else all. limit_s: the time limit, the
+        most that is believed, and what counts where nothing is known; infinite: a day.
+        """
+        rest = limit_s - ran_s if limit_s < float("inf") else max(86400.0, ran_s)
+        for kind in _kinds(user, name, gpus):
+            seen = sorted(self._last.get(kind, ()))
+            longer = seen[bisect_right(seen, ran_s) :]
+            if longer:
+                return max(1.0, min(median(longer) - ran_s, rest))
+        return max(1.0, rest)
+
+
+def _kinds(user: str, name: str, gpus: float) -> tuple[tuple[object, ...], ...]:
+    """From the closest to the widest. Runs that are told apart by a number have one name."""
+    return (user, _NUMBER.sub("0", name), gpus), (user, gpus), (user,)
 
 
 @record(frozen=True, slots=True)

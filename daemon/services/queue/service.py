@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
-from slurm_elastic.protocol.answers.queue import QueuedJob
+from slurm_elastic.protocol.answers.site import QueuedJob
 from slurm_elastic.protocol.records import record
 
 from ...actions.action import QUEUE, Action, Prioritize, Subject
@@ -20,9 +20,7 @@ from ...capacity.free_gpus import FreeGpus
 from ...slurm.model import Job, Snapshot
 from ...slurm.site import Site
 from ..base import ACT, OFF, Note, Observation, Proposal, Row, Service
-from .forecast import Bounds, Held, Wanted, starts
-from .order import need, site_factor
-from .run_times import Ended, RunTimes
+from .forecast import Bounds, Ended, Held, RunTimes, Wanted, need, site_factor, starts
 
 LEARN_FROM_S = 14 * 86400.0
 DAY_S = 86400.0

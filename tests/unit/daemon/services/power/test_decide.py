@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.daemon.services.power.decide import Counts, Limits, change, replay
-from slurm_elastic.daemon.services.power.forecast import AHEAD, DAY, Demand
+from slurm_elastic.daemon.services.power.decide import AHEAD, DAY, Counts, Demand, Limits, change, replay
 
 few = st.integers(0, 60)
 limits = st.builds(Limits, st.floats(0, 1), st.integers(1, 50))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from daemon_harness import World, settings
 
-from slurm_elastic.daemon.services.power.forecast import STEP_S
-from slurm_elastic.protocol.answers.power import Power
+from slurm_elastic.daemon.services.power.decide import STEP_S
+from slurm_elastic.protocol.answers.site import Power
 from slurm_elastic.protocol.codes import EventKind
 from slurm_elastic.protocol.errors import NotFound
 
