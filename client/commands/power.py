@@ -3,8 +3,6 @@
 Limit: only where an admin has turned the service `power` on.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from slurm_elastic.protocol.answers.record import columns

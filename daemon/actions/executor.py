@@ -6,16 +6,15 @@ waits for the next round, as it does when a round has asked for long. `refusals`
 concerns all jobs trips it: it changes nothing for a while, then tries one action.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codes import EventKind
 from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable, StoreError
 from slurm_elastic.protocol.messages import Resize
@@ -24,9 +23,6 @@ from ..slurm.commands import says_ended
 from ..slurm.model import Job, SlurmClient
 from .action import Act, Action, Advance, Close
 from .refusals import ALL, Concerned, Refusals
-
-if TYPE_CHECKING:
-    from slurm_elastic.db.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,6 @@ fill, whoever holds them; a size is not promised to be free. Another kind of GPU
 same program on it.
 """
 
-from __future__ import annotations
-
 import math
 import posixpath
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

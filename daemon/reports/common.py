@@ -5,20 +5,15 @@ where Slurm's PrivateData hides jobs there is no such record, and none is named.
 Limit: the viewer is taken at its word; the API says who it is.
 """
 
-from __future__ import annotations
-
 import pwd
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from slurm_elastic.db.rows import JobRow
+from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers.explain import Alternative, Evidence, OtherMove, RoomFor
 from slurm_elastic.protocol.answers.record import not_known, redacted
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
-
-if TYPE_CHECKING:
-    from slurm_elastic.db.rows import JobRow
-    from slurm_elastic.db.store import Store
 
 
 @dataclass(frozen=True, slots=True)

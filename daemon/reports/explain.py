@@ -4,12 +4,12 @@ Promise: outcome, cause, evidence, cost and what is under way, each as recorded;
 was. Limit: the last decisions only; `events` has the whole story.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from slurm_elastic.db.rows import DecisionRow, JobRow, ObservationRow, ResizeRow
+from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers import explain as answers
 from slurm_elastic.protocol.answers.record import made_from, read, read_all, reason_text
 from slurm_elastic.protocol.codes import EventKind, ResizeState
@@ -17,11 +17,6 @@ from slurm_elastic.protocol.codes import EventKind, ResizeState
 from ..capacity.constraints import apart, left_out_until
 from .common import Viewer, seen, visible_job
 from .status import job_row
-
-if TYPE_CHECKING:
-    from slurm_elastic.db.rows import DecisionRow, JobRow, ObservationRow, ResizeRow
-    from slurm_elastic.db.store import Store
-
 
 R = TypeVar("R")
 

@@ -7,22 +7,17 @@ curve, so at as many samples per GPU as were measured last, and up to twice the 
 curve is only present; the GPUs of all pools are taken together.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from slurm_elastic.db.rows import AllocationRow, JobRow
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.answers.history import Fairness
 from slurm_elastic.protocol.errors import RequestError
-
-if TYPE_CHECKING:
-    from slurm_elastic.db.rows import AllocationRow, JobRow
-
 
 K = TypeVar("K")
 Span = tuple[str, float, float]

@@ -7,24 +7,19 @@ last stored decision of that job; unchanged ones are not stored again, so its ti
 A size begins when the supervisor said so; what a companion held before its workers were ready is in Slurm's accounting.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
+from slurm_elastic.db.rows import AllocationRow, DecisionRow, JobRow, PredictionRow
+from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers.history import Allocation, Events, JobEvent, PlanRow, PlanTable
 from slurm_elastic.protocol.answers.predict import QUANTILE, PredictionErrors, ProgramErrors
 from slurm_elastic.protocol.answers.record import made_from, reason_text, redacted
 from slurm_elastic.protocol.errors import NotAllowed
 
 from .common import Viewer, may_see, visible_job
-
-if TYPE_CHECKING:
-    from slurm_elastic.db.rows import AllocationRow, DecisionRow, JobRow, PredictionRow
-    from slurm_elastic.db.store import Store
 
 
 def acct(

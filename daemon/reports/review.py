@@ -6,22 +6,17 @@ simulation: had the first advice been followed, later ones would have been other
 the job's next one, also while the daemon was down.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
-from typing import TYPE_CHECKING
 
+from slurm_elastic.db.rows import DecisionRow, JobRow
+from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers import review as answers
 from slurm_elastic.protocol.answers.explain import Evidence, RoomFor
 from slurm_elastic.protocol.answers.record import made_from, read, reason_text
 
 from .common import Viewer, may_see
-
-if TYPE_CHECKING:
-    from slurm_elastic.db.rows import DecisionRow, JobRow
-    from slurm_elastic.db.store import Store
 
 
 @dataclass(slots=True)

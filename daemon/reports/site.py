@@ -5,23 +5,16 @@ Promise: an admin sees all, and clears what everybody's jobs found out; a user w
 admin has found for the site. Limit: a user none of whose jobs runs or waits sees no pairs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from slurm_elastic.db.rows import HostPair
+from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.answers.record import made_from
 from slurm_elastic.protocol.answers.site import Cleared, Finding, Findings, PairOfHosts, PairsOfHosts
 from slurm_elastic.protocol.messages import Tried
 
 from ..capacity.constraints import left_out_until
 from .common import Viewer
-
-if TYPE_CHECKING:
-    from slurm_elastic.db.rows import HostPair
-    from slurm_elastic.db.store import Store
-
-    from .common import Viewer
 
 
 def hosts(store: Store, viewer: Viewer, now: float) -> PairsOfHosts:

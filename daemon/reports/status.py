@@ -4,14 +4,14 @@ Promise: numbers come from the store as they are; what nobody measured or said i
 job is as old as the daemon's last round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from slurm_elastic.db.rows import DecisionRow, InUse, JobRow, ResizeRow
+from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.answers.explain import Evidence
 from slurm_elastic.protocol.answers.record import made_from, read, reason_text, redacted
@@ -21,10 +21,6 @@ from slurm_elastic.protocol.errors import RequestError
 from slurm_elastic.protocol.messages import Piece, Report
 
 from .common import Viewer, known_job, may_see, visible_job
-
-if TYPE_CHECKING:
-    from slurm_elastic.db.rows import DecisionRow, InUse, JobRow, ResizeRow
-    from slurm_elastic.db.store import Store
 
 
 class LastKnown(NamedTuple):

@@ -5,31 +5,24 @@ the same prior, with its own uncertainty. Limit: jobs that the viewer may see in
 is known for the moments at which a decision was stored, where Slurm hides others' jobs a decision on a job shown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from slurm_elastic.db.rows import DecisionRow, JobRow, ObservationRow
+from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.answers.explain import Evidence
 from slurm_elastic.protocol.answers.history import CapacityPoint, CurvePoint, Usage, UsageJob
 from slurm_elastic.protocol.answers.record import made_from, read
 from slurm_elastic.protocol.errors import RequestError
 
+from ..optimizer.models.prior import Prior
+from ..optimizer.models.throughput import ThroughputModel
 from .common import Viewer, may_see
 from .explain import observed
 from .fairness import FairnessResult, Speeds, Window
 from .history import acct
 from .status import job_row
-
-if TYPE_CHECKING:
-    from slurm_elastic.db.rows import DecisionRow, JobRow, ObservationRow
-    from slurm_elastic.db.store import Store
-
-    from ..optimizer.models.prior import Prior
-    from ..optimizer.models.throughput import ThroughputModel
-
 
 MOST_POINTS = 48
 """Sizes at which a curve is given."""

@@ -4,8 +4,6 @@ Promise: daemon and simulator ask the same services in the same way.
 Limit: what an earlier service takes is gone for the later ones; nothing is weighed between them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace

@@ -9,8 +9,6 @@ communication is taken for that of one GPU, though GPUs of one node cost each ot
 With one size known the prior fills the rest: no curve is linear, so ties between unmeasured jobs go to an even spread.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache

@@ -8,8 +8,6 @@ Limit: a job that starts on a node in the second in which it is to sleep keeps i
 sleeps when it has ended. Nodes that others put to sleep stay theirs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
