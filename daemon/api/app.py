@@ -2,7 +2,7 @@
 
 It checks whose job it is and stores or hands on; it decides nothing. Everything that blocks (the database, MUNGE,
 Slurm) runs in threads; a resize that is waited for holds no thread. The addresses are those of protocol/api/routes.py:
-each has a handler of its name here or in views.py.
+each has a handler of its name here.
 """
 
 import asyncio
@@ -10,7 +10,8 @@ import dataclasses
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from anyio.to_thread import run_sync
 from starlette import routing
@@ -24,16 +25,20 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.answers.by_route import Pinned, Stored, Taken
+from slurm_elastic.protocol.answers.history import Accounting, PlanTable
 from slurm_elastic.protocol.answers.record import not_known
 from slurm_elastic.protocol.answers.site import Cleared, Remembered
 from slurm_elastic.protocol.api import routes
 from slurm_elastic.protocol.api.proofs import SINCE, JobProofs
-from slurm_elastic.protocol.api.routes import ROUTES, Caller, NoQuery, ResizeQuery, Route
+from slurm_elastic.protocol.api.routes import ROUTES, Caller, NoQuery, Route
 from slurm_elastic.protocol.codes import EventKind
 from slurm_elastic.protocol.errors import NotAllowed, NotFound, RequestError
 from slurm_elastic.protocol.version import version
 
 from .. import reports
+from ..prediction.advice import advise
+from ..prediction.deadlines import told
+from ..prediction.sizes import predict
 from ..reports.common import Viewer
 from . import openapi
 from . import requests as guard
@@ -45,18 +50,23 @@ from .report_intake import Intake
 from .requests import Refused
 from .settings import ServerSettings
 from .status_cache import StatusCache
-from .views import Views
 
 _SUPERVISORS = (routes.REGISTER, routes.HAPPENINGS, routes.RATES, routes.PHASES, routes.REPORTS)
 """What a supervisor says."""
 MOST_LETTERS, MOST_TRIED = 255, 50
 """Of a partition's name, and in one probe."""
+T = TypeVar("T")
+DAY_S = 86_400.0
+MOST_HISTORIES = 2
+"""Views of past time that are made at once, one for each user: each may read a year of all jobs into memory, and a
+thread that makes one is not there for supervisors."""
 Handler = Callable[[Call[Any, Any]], Awaitable[object]]
 """Gives the answer, a Response for one that is no JSON, or None for nothing new."""
 
 
 class Api:
-    """The handlers that take something, over one store and one controller."""
+    """The handlers, over one store and one controller. reports/ decides who sees what; threads do the work, not the
+    event loop, and each user has their share of it."""
 
     def __init__(
         self, store: Store, controller: DaemonController, settings: ServerSettings, authenticator: Authenticator
@@ -67,15 +77,17 @@ class Api:
         self.prometheus = Metrics(store, controller.rounds)
         self.status_cache = StatusCache(store)
         self._shares = CpuShares()
-        self._views = Views(store, self.status_cache, controller, self._shares)
+        self._histories = asyncio.Semaphore(MOST_HISTORIES)
+        self._readers: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+        """uid -> held while a view of past time is made for this user, or waited for."""
 
-    def routes(self) -> list[routing.Route]:
+    def addresses(self) -> list[routing.Route]:
         return [
             routing.Route(
                 route.path.replace("{job_id}", "{job_id:job}"), self._served(route, handler), methods=[route.method]
             )
             for route in ROUTES
-            for handler in [getattr(self, route.name, None) or getattr(self._views, route.name)]
+            for handler in [getattr(self, route.name)]
         ]
 
     def _served(self, route: Route, handler: Handler) -> guard.Handler:
@@ -190,7 +202,7 @@ class Api:
         self.prometheus.happened(said)
         return Taken()
 
-    async def resize(self, call: Call[ResizeQuery, None]) -> object:
+    async def resize(self, call: Call[routes.ResizeQuery, None]) -> object:
         """The job's resize when it is newer than `after` or withdrawn; else None after `wait` seconds."""
         return await self.controller.wait_resize(call.job_id, call.query.after, call.query.wait)
 
@@ -207,6 +219,92 @@ class Api:
     async def probed(self, call: Call[NoQuery, messages.Probed]) -> object:
         """What was found counts for everybody's jobs where an admin has probed, for their own where a user has."""
         return await self._shares.run(call.viewer, partial(self._probed, call.message, call.viewer))
+
+    async def status(self, call: Call[NoQuery, None]) -> object:
+        found = self.status_cache.ready(call.viewer)
+        if found is None:
+            found = await self._shares.run(call.viewer, partial(self.status_cache.json, call.viewer))
+        return Response(found, media_type="application/json")
+
+    async def job(self, call: Call[NoQuery, None]) -> object:
+        return await self._made(call, reports.job, call.job_id, call.viewer, steady_now())
+
+    async def explain(self, call: Call[NoQuery, None]) -> object:
+        await self._shares.run(call.viewer, partial(self.controller.look_for, call.job_id, call.viewer.uid))
+        found = await self._made(call, reports.explain, call.job_id, call.viewer, steady_now())
+        arguments = self.controller.basis, self.controller.ground(), call.job_id, steady_now()
+        return dataclasses.replace(found, aims=await self._made(call, told, *arguments))
+
+    async def predict(self, call: Call[routes.PredictQuery, None]) -> object:
+        arguments = self.controller.basis, call.job_id, call.viewer, call.query, steady_now()
+        return await self._made(call, predict, *arguments)
+
+    async def advise(self, call: Call[Any, None]) -> object:
+        basis, ground = self.controller.basis, self.controller.ground()
+        return await self._made(call, advise, basis, ground, call.job_id, call.viewer, call.query, steady_now())
+
+    async def predictions(self, call: Call[NoQuery, None]) -> object:
+        return await self._made(call, reports.prediction_errors, call.viewer, steady_now())
+
+    async def events(self, call: Call[routes.EventsQuery, None]) -> object:
+        return await self._made(call, reports.events, call.job_id, call.viewer, call.query.limit)
+
+    async def acct(self, call: Call[routes.AcctQuery, None]) -> object:
+        asked = call.query
+        rows = partial(
+            reports.acct, self.store, call.viewer, steady_now(),
+            start=asked.start, end=asked.end, user=asked.user, job=asked.job,
+        )  # fmt: skip
+        return Accounting(allocations=tuple(await self._history(call.viewer, rows)))
+
+    async def plan(self, call: Call[routes.PlanQuery, None]) -> object:
+        """What the last rounds decided, or with dry_run=1 what a round would decide now."""
+        if call.query.dry_run:
+            return await self._shares.run(call.viewer, partial(self._dry_plan, call.viewer))
+        plan = await self._made(call, reports.plan, call.viewer)
+        return dataclasses.replace(plan, notes=tuple(self.controller.notes())) if call.viewer.admin else plan
+
+    async def review(self, call: Call[routes.WindowQuery, None]) -> object:
+        return await self._over_a_window(call, reports.review)
+
+    advice = review
+
+    async def usage(self, call: Call[routes.WindowQuery, None]) -> object:
+        controller = self.controller
+        return await self._over_a_window(
+            call, partial(reports.usage, prior=controller.prior, fairness=controller.fairness)
+        )
+
+    async def hosts(self, call: Call[NoQuery, None]) -> object:
+        return await self._made(call, reports.hosts, call.viewer, steady_now())
+
+    async def queue(self, call: Call[NoQuery, None]) -> object:
+        return await self._shares.run(call.viewer, partial(self.controller.queue, call.viewer))
+
+    async def power(self, call: Call[NoQuery, None]) -> object:
+        """Which nodes sleep."""
+        return await self._shares.run(call.viewer, self.controller.power)
+
+    async def probes(self, call: Call[NoQuery, None]) -> object:
+        return await self._made(call, reports.probes, call.viewer)
+
+    async def _over_a_window(self, call: Call[routes.WindowQuery, None], report: Callable[..., object]) -> object:
+        asked, now = call.query, steady_now()
+        start = max(0.0, now - DAY_S) if asked.start is None else asked.start
+        view = partial(report, self.store, call.viewer, now, start=start, end=asked.end, job=asked.job)
+        return await self._history(call.viewer, view)
+
+    async def _made(self, call: Call[Any, None], report: Callable[..., T], *arguments: object) -> T:
+        return await self._shares.run(call.viewer, partial(report, self.store, *arguments))
+
+    async def _history(self, viewer: Viewer, view: Callable[[], T]) -> T:
+        async with self._readers.setdefault(viewer.uid, asyncio.Lock()), self._histories:
+            return await self._shares.run(viewer, view)
+
+    def _dry_plan(self, viewer: Viewer) -> PlanTable:
+        decided = self.controller.dry_plan()
+        rows = (reports.plan_row(row, self.store.jobs.get(row.job_id), viewer) for row in decided)
+        return PlanTable(at=steady_now(), jobs=tuple(row for row in rows if row is not None))
 
     async def _own(self, job_id: int, viewer: Viewer) -> None:
         """Refuse what is not the viewer's own job."""
@@ -270,7 +368,7 @@ class Application(Starlette):
 
     def __init__(self, api: Api) -> None:
         handlers: Any = {Exception: guard.on_error, 404: guard.on_error, 405: guard.on_error}
-        super().__init__(routes=api.routes(), exception_handlers=handlers)
+        super().__init__(routes=api.addresses(), exception_handlers=handlers)
         self.intake = Intake(api.store, api.prometheus, api.callers)
         self.callers, self.status_cache = api.callers, api.status_cache
 
