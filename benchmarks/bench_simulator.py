@@ -34,7 +34,7 @@ from slurm_elastic.daemon.optimizer.models.throughput import fit
 from slurm_elastic.daemon.optimizer.plan import plan_pools
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES
 from slurm_elastic.daemon.planner.settings import FIRST_SIZES
-from slurm_elastic.daemon.simulator import elastic
+from slurm_elastic.daemon.simulator import replay
 from slurm_elastic.daemon.simulator.engine import Outcome
 from slurm_elastic.daemon.simulator.job_states import JobStates, TrueCurve
 from slurm_elastic.daemon.simulator.jobs import SimulatedJob, SimulationSettings
@@ -230,9 +230,9 @@ def price_of_short_jobs(seeds: int) -> None:
             settings = SimulationSettings(40, 4, pause_s=30.0, start_s=30.0, seed=seed)
             known = summary(simulate(jobs, builtin(), DEFAULT_POLICY, settings)[0]).mean_s
             for kind, states in kinds.items():
-                elastic.JobStates = states  # type: ignore[misc]
+                replay.JobStates = states  # type: ignore[misc]
                 outcome, _ = simulate(jobs, builtin(), DEFAULT_POLICY, replace(settings, learned=True))
-                elastic.JobStates = JobStates  # type: ignore[misc]
+                replay.JobStates = JobStates  # type: ignore[misc]
                 means[kind].append(summary(outcome).mean_s / known - 1.0)
         told = "; ".join(f"{kind} {math.fsum(found) / seeds:+.1%}" for kind, found in means.items())
         print(f"  made-up classes, load {load:g}: {told}", flush=True)

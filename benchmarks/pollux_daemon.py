@@ -29,10 +29,10 @@ from slurm_elastic.daemon.optimizer.models.prior import DEFAULT, Prior
 from slurm_elastic.daemon.optimizer.models.throughput import fit
 from slurm_elastic.daemon.planner.running.state import Remaining
 from slurm_elastic.daemon.selasticd.settings import Settings
-from slurm_elastic.daemon.simulator.elastic import Elastic
 from slurm_elastic.daemon.simulator.job_states import REPORTS_AFTER_S, JobStates
 from slurm_elastic.daemon.simulator.jobs import SimulatedJob, SimulationSettings, prepare
 from slurm_elastic.daemon.simulator.programs import Program
+from slurm_elastic.daemon.simulator.replay import Elastic
 from slurm_elastic.daemon.simulator.traces.formats import TraceJob, read
 from slurm_elastic.db.parts.observations import YOUNGEST
 from slurm_elastic.db.rows import ObservationRow

@@ -14,8 +14,8 @@ from slurm_elastic.daemon.actions.action import QUEUE, Act, Action, Subject
 from slurm_elastic.daemon.selasticd.settings import Settings
 from slurm_elastic.daemon.services import registry
 from slurm_elastic.daemon.services.base import ACT, OFF, REVIEW, Note, Observation, Proposal, Row, Service
-from slurm_elastic.daemon.simulator.elastic import Elastic
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings, prepare
+from slurm_elastic.daemon.simulator.replay import Elastic
 from slurm_elastic.daemon.simulator.traces.formats import TraceJob
 from slurm_elastic.daemon.slurm.model import SlurmClient
 from slurm_elastic.daemon.slurm.site import Site

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from simulations import LINEAR, QUIET, held_at_most, job, outcome, trace_of
 
-from slurm_elastic.daemon.simulator import elastic, engine
+from slurm_elastic.daemon.simulator import engine, replay
 from slurm_elastic.daemon.simulator.engine import Outcome
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings
 from slurm_elastic.daemon.simulator.metrics import summary
@@ -209,9 +209,9 @@ def test_nothing_is_decided_where_nothing_changes_the_plan(monkeypatch: pytest.M
     assert rare.end_s > 30_000 and rare.decisions < 30
     rows = [replace(row, submit_s=20 * row.submit_s, duration_s=20 * row.duration_s) for row in trace_of(30)]
     few = outcome(rows, "auto", replace(settings, gpus=16))
-    monkeypatch.setattr(elastic, "LOOK_S", 60.0)
-    monkeypatch.setattr(elastic, "MOST_LOOK_S", 60.0)
-    monkeypatch.setattr(elastic.Elastic, "_as_before", lambda self: False)
+    monkeypatch.setattr(replay, "LOOK_S", 60.0)
+    monkeypatch.setattr(replay, "MOST_LOOK_S", 60.0)
+    monkeypatch.setattr(replay.Elastic, "_as_before", lambda self: False)
     often = outcome(rows, "auto", replace(settings, gpus=16))
     assert few.decisions < often.decisions / 3
     assert summary(few).mean_s < 1.04 * summary(often).mean_s

@@ -12,9 +12,9 @@ from daemon_harness import World
 from slurm_elastic.daemon.planner import Inputs, Plan, decide
 from slurm_elastic.daemon.planner.tables import Tables
 from slurm_elastic.daemon.services import elastic as elastic_jobs
-from slurm_elastic.daemon.simulator.elastic import Elastic
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings, prepare
 from slurm_elastic.daemon.simulator.programs import Program
+from slurm_elastic.daemon.simulator.replay import Elastic
 from slurm_elastic.daemon.simulator.traces.formats import TraceJob
 
 NODES, GPUS, ELASTIC = 8, 4, 3
