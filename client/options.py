@@ -206,23 +206,6 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
-def print_table(
-    columns: Sequence[tables.Field],
-    rows: Sequence[object],
-    args: argparse.Namespace,
-    rule: bool = False,
-    spare: Sequence[str] = (),
-) -> None:
-    """Print in the form that the output options ask for. A terminal's width is kept to where they name no columns, by
-    leaving out those in `spare` first."""
-    style = "parsable" if args.parsable else "parsable2" if args.parsable2 else "table"
-    terminal = 0 if args.format is not None else terminal_width()
-    shown = tables.lines(
-        columns, rows, header=not args.noheader, style=style, rule=rule, terminal=terminal, spare=spare
-    )
-    print("".join(f"{line}\n" for line in shown), end="")
-
-
 def print_answer(
     answer: object,
     columns: Sequence[tables.Field],
@@ -233,14 +216,19 @@ def print_answer(
     spare: Sequence[str] = (),
     below: Sequence[str] = (),
 ) -> None:
-    """The answer as JSON, or its rows as a table; `below`: sentences for people, under a table with a header."""
+    """The answer as JSON, or its rows in the form that the output options ask for. A terminal's width is kept to where
+    they name no columns, by leaving out those in `spare` first. `below`: sentences for people, under a table with a
+    header."""
     if args.json:
         print_json(answer)
         return
-    print_table(columns, rows, args, rule, spare)
-    if not (args.noheader or args.parsable or args.parsable2):
-        for line in below:
-            print(tables.clean(line))
+    style = "parsable" if args.parsable else "parsable2" if args.parsable2 else "table"
+    terminal = 0 if args.format is not None else terminal_width()
+    shown = tables.lines(
+        columns, rows, header=not args.noheader, style=style, rule=rule, terminal=terminal, spare=spare
+    )
+    shown += [tables.clean(line) for line in below] if style == "table" and not args.noheader else []
+    print("".join(f"{line}\n" for line in shown), end="")
 
 
 def print_json(answer: Any) -> None:

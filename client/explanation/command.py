@@ -46,11 +46,8 @@ def run(args: argparse.Namespace) -> int:
     ends with exit status 1."""
     chosen = options.check_format(args, FIELDS, DEFAULT)
     facts = options.ask(Explain, args.job)
-    if args.json:
-        options.print_json(facts)
-        return 0
-    if args.parsable or args.parsable2 or args.format is not None:
-        options.print_table(chosen, rows(facts), args)
+    if args.json or args.parsable or args.parsable2 or args.format is not None:
+        options.print_answer(facts, chosen, rows(facts), args)
         return 0
     narrow = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
     first, *rest = render(facts, max(LEAST_WIDTH, min(WIDTH, narrow)))
@@ -82,10 +79,12 @@ def _outcome(facts: Explain) -> str:
     name = f"Job {shown_id(job)}"
     if words.is_over(job):
         ended = f" at {words.clock(facts, job.end_time)}" if job.end_time else ""
-        story = _sizes(facts) if job.managed else f"; it was not managed: {_unmanaged(facts)}"
+        story = (
+            _sizes(facts) if job.managed else f"; it was not managed: {words.because(facts.job.record_reason, facts)}"
+        )
         return f"{name} {words.how_it_ended(job.state)}{ended}{story}."
     if not job.managed:
-        return f"{name} is not managed: {_unmanaged(facts)}."
+        return f"{name} is not managed: {words.because(facts.job.record_reason, facts)}."
     if job.state == "PENDING":
         wanted = facts.decision.evidence.for_gpus if facts.decision is not None else None
         start = f" for {words.gpus(wanted)}" if wanted else ""
@@ -100,10 +99,6 @@ def _outcome(facts: Explain) -> str:
 def _happened(facts: Explain, last: PastResize) -> str:
     moved = words.moved(last.gpus_from, last.gpus_to, "shrank", "grew", "changed its batch")
     return f"{moved} at {words.clock(facts, last.at)}{words.batch(facts.job, last.batch_from, last.batch_to)}"
-
-
-def _unmanaged(facts: Explain) -> str:
-    return words.because(facts.job.record_reason, facts)
 
 
 def _never_resized(facts: Explain, name: str) -> str:
@@ -216,5 +211,5 @@ def _not_managed(facts: Explain) -> list[tuple[str, str]]:
         "impossible": f"{ordinary}; ask for sizes that the partition can hold",
         "not_allowed": f"{ordinary}; ask the admin which partitions and accounts are open",
     }
-    why = job.detail or _unmanaged(facts)
+    why = job.detail or words.because(facts.job.record_reason, facts)
     return [("Why", words.sentence(why)), ("Request", job.request or ""), ("Next", remedies.get(code, ordinary))]
