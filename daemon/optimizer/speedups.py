@@ -9,6 +9,7 @@ configuration. Limit: of other models each is asked by itself.
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -106,37 +107,32 @@ def uncertainties(jobs: Sequence[JobView], gpus: Array, nodes: Array, counts: Ar
 def throughputs_at(asked: Sequence[tuple[Model, Sequence[tuple[int, int, int]]]]) -> list[list[float]]:
     """Samples/s of each model at its own (GPUs, nodes, global batch)."""
     fitted = [(model, points) for model, points in asked if isinstance(model, ThroughputModel) and points]
-    together = iter(_throughputs(fitted) if fitted else ())
+    together = list[list[float]]()
+    if fitted:
+        gpus, nodes, batch = np.array([point for _, points in fitted for point in points], dtype=np.float64).T
+        ends = ends_of([len(points) for _, points in fitted])
+        at = Configurations(gpus, nodes, batch[None], np.ones(len(gpus), dtype=np.int64), ends)
+        speeds = throughputs_of([model for model, _ in fitted], at)[0].tolist()
+        together = [speeds[start:end] for start, end in pairwise(ends.tolist())]
+    found = iter(together)
     return [
-        next(together) if isinstance(model, ThroughputModel) and points else model.throughputs(points)
+        next(found) if isinstance(model, ThroughputModel) and points else model.throughputs(points)
         for model, points in asked
     ]
-
-
-def _throughputs(asked: Sequence[tuple[ThroughputModel, Sequence[tuple[int, int, int]]]]) -> list[list[float]]:
-    gpus, nodes, batch = np.array([point for _, points in asked for point in points], dtype=np.float64).T
-    ends = ends_of([len(points) for _, points in asked])
-    at = Configurations(gpus, nodes, batch[None], np.ones(len(gpus), dtype=np.int64), ends)
-    speeds = throughputs_of([model for model, _ in asked], at)[0].tolist()
-    return [speeds[start:end] for start, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
 
 
 def uncertainties_at(asked: Sequence[tuple[Model, tuple[int, int]]]) -> list[float]:
     """Relative 1-sigma of each model's throughput at its own (GPUs, nodes)."""
     fitted = [(model, size) for model, size in asked if isinstance(model, ThroughputModel)]
-    together = iter(_uncertainties(fitted) if fitted else ())
+    together = list[float]()
+    if fitted:
+        gpus, nodes = np.array([size for _, size in fitted], dtype=np.float64).T
+        ends = np.arange(len(fitted) + 1)
+        together = uncertainties_of([model for model, _ in fitted], gpus, nodes, ends).tolist()
+    found = iter(together)
     return [
-        next(together) if isinstance(model, ThroughputModel) else model.uncertainties([size])[0]
-        for model, size in asked
+        next(found) if isinstance(model, ThroughputModel) else model.uncertainties([size])[0] for model, size in asked
     ]
-
-
-def _uncertainties(asked: Sequence[tuple[ThroughputModel, tuple[int, int]]]) -> list[float]:
-    gpus, nodes = np.array([size for _, size in asked], dtype=np.float64).T
-    found: list[float] = uncertainties_of(
-        [model for model, _ in asked], gpus, nodes, np.arange(len(asked) + 1)
-    ).tolist()
-    return found
 
 
 def speeds_at(asked: Sequence[tuple[JobView | None, Sequence[tuple[int, int]]]]) -> list[list[float]]:
