@@ -22,6 +22,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.errors import SlurmError, SlurmRefused, SlurmUnparsable, SlurmUnreachable
+from slurm_elastic.protocol.text.times import slurms_time
 
 from . import accounting, fair_share, parse, pending_resize, site
 from .accounting import QosUser
@@ -135,7 +136,11 @@ class CommandClient(SlurmClient):
         )
 
     def slurms_time(self) -> float:
-        return parse.slurms_time(self._printed("sdiag"))
+        stats = self._printed("sdiag")
+        found = slurms_time(stats)
+        if found is None:
+            raise SlurmUnparsable(f"sdiag does not say when: {stats[:100]!r}.")
+        return found
 
     def partitions(self) -> tuple[dict[str, PartitionRules], dict[str, str]]:
         return site.partitions(self._shown("-a", "-o", "show", "partition"), members_of)

@@ -37,7 +37,6 @@ EXCLUSIVE = "Exclusive"
 _BEHIND = "Nodes required for job are DOWN, DRAINED or reserved"
 """What squeue prints for Resources where a job of another partition comes first on the same nodes."""
 _ABSENT = frozenset({"", "N/A", "n/a", "(null)", "None", "Unknown", "NONE"})
-_STATS_AT = re.compile(r"^sdiag output at .*\((\d+)\)\s*$", re.MULTILINE)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)[a-z]?")
 _MIB = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 CACHED = 1 << 12
@@ -48,14 +47,6 @@ T = TypeVar("T")
 def format_of(fields: Sequence[str], separator: str) -> str:
     """The argument of -O: every field at its full length and ended by the separator, the last one by two of them."""
     return ",".join(f"{name}:0{separator}" for name in fields) + separator
-
-
-def slurms_time(stats: str) -> float:
-    """slurmctld's time from what sdiag prints."""
-    found = _STATS_AT.search(stats)
-    if found is None:
-        raise SlurmUnparsable(f"sdiag does not say when: {stats[:100]!r}.")
-    return float(found[1])
 
 
 def records(output: str, fields: Sequence[str], separator: str, what: str) -> Iterator[list[str]]:

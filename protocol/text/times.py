@@ -24,6 +24,7 @@ FOREVER = 1e11
 """The latest deadline: a few thousand years, which can be printed."""
 _UNIT_WORDS = re.compile(r"(s|sec|secs|second|seconds|m|min|mins|minute|minutes|h|hour|hours|d|day|days|w|week|weeks)?")
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap]m)?")
+_STATS_AT = re.compile(r"^sdiag output at .*\((\d+)\)\s*$", re.MULTILINE)
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 
 
@@ -161,6 +162,12 @@ def duration_s(text: str) -> int:
         raise ValueError(f"{text!r} is not a duration such as 1-02:03:04")
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def slurms_time(stats: str) -> float | None:
+    """slurmctld's time from what sdiag prints; None: it does not say."""
+    found = _STATS_AT.search(stats)
+    return float(found[1]) if found else None
 
 
 def elapsed(seconds: float | None, short: bool = False) -> str:

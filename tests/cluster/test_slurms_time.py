@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from slurm_elastic.daemon.sandbox import Sandbox
+from slurm_elastic.protocol.text.times import slurms_time
 from slurm_elastic.trainer_shim.allocation import commands
-from slurm_elastic.trainer_shim.allocation.companions import slurms_time
 
 
 def test_slurm_says_its_time(sandbox: Sandbox) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from slurm_elastic.protocol.api import munge
 from slurm_elastic.protocol.errors import SlurmError
 from slurm_elastic.protocol.messages import Shape
+from slurm_elastic.protocol.text.times import slurms_time
 
 from ..control.event_loop import Children, Ended, Loop
 from . import commands
@@ -24,7 +25,6 @@ from .slurm_job import SlurmJob, parse_job
 
 Emit = Callable[[Event], None]
 _JOB_ID = re.compile(r"job allocation (\d+)")
-_NOW = re.compile(r"^sdiag output at .*\((\d+)\)\s*$", re.MULTILINE)
 KILL_AFTER_S = 10.0
 _SUBMITTED = re.compile(r"(\d+)")
 """What sbatch --parsable prints begins with the job id."""
@@ -335,12 +335,6 @@ def said(answer: str) -> str:
     """All that salloc or sbatch said, in one line: the limit is named in the line before the last one."""
     lines = (re.sub(r"^s(alloc|batch): (error: )?", "", line.strip()) for line in answer.splitlines())
     return "; ".join(line for line in lines if line)[:MOST_SAID]
-
-
-def slurms_time(stats: str) -> float | None:
-    """slurmctld's time from what sdiag prints; None: it does not say."""
-    found = _NOW.search(stats)
-    return float(found[1]) if found else None
 
 
 def minutes_left(end_time: str, now: float) -> int | None:
