@@ -126,7 +126,7 @@ class DaemonController:
         return Grant(
             *("", True, "; ".join(told(self.store, self.basis, self.ground(), job_id, now)), interval, text),
             node_failure_s=rounds.costs.node_failure_s(job.partition),
-            script=rounds.facts.queued.started_as(job, first[0] if first else 0, rounds.settings),
+            script=rounds.facts.started_as(job, first[0] if first else 0, rounds.settings),
             alone_after_s=rounds.settings.alone_after_s,
         )
 

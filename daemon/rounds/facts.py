@@ -13,18 +13,16 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from slurm_elastic.db.rows import BATCH, REQUEUE, EventRow, HostPair, InUse, ResizeRow
+from slurm_elastic.db.rows import BATCH, REQUEUE, EventRow, HostPair
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codes import EventKind, ResizeState
 from slurm_elastic.protocol.errors import ElasticError, SlurmError
 from slurm_elastic.protocol.messages import Shape
-from slurm_elastic.protocol.request import ElasticRequest
 
 from ..actions.action import Subject
 from ..actions.refusals import Concerned, Refusal, Refusals, standing
 from ..capacity.pending_jobs import SOON_S
 from ..capacity.placement import ShapeTemplate
-from ..capacity.roster import Roster
 from ..derived.table import Derived, one_by_one
 from ..models.cache import ModelCache, observations
 from ..models.costs import Costs
@@ -54,23 +52,98 @@ MOST_EVENTS = 20_000
 """Of nodes' power and the services' own that are read again after a start: some months."""
 
 
-class QueuedJobs:
-    """What plans need to know of jobs in Slurm's queue: sizes of ours, and how fast their programs are.
+class StoredFacts:
+    """See the module; models are kept from one call to the next.
 
-    A size that was set is known again after a restart, for its event was written before Slurm was asked. A job's model
-    is that of the last run of its user's with its name, else the middle of what is known of this cluster's programs:
-    what a script will run is not known before it runs."""
+    Of jobs in Slurm's queue plans need to know the sizes of ours, and how fast their programs are. A size that was set
+    is known again after a restart, for its event was written before Slurm was asked. A job's model is that of the last
+    run of its user's with its name, else the middle of what is known of this cluster's programs: what a script will run
+    is not known before it runs."""
 
-    def __init__(self, client: SlurmClient, store: Store, priors: Priors) -> None:
-        self._client, self._store, self._priors = client, store, priors
+    def __init__(
+        self,
+        client: SlurmClient,
+        store: Store,
+        settings: RoundSettings,
+        registry: JobRegistry,
+        priors: Priors,
+        costs: Costs,
+        refusals: Refusals,
+    ) -> None:
+        self._client, self._store, self._settings, self._refusals = client, store, settings, refusals
+        self._registry, self._priors, self._costs = registry, priors, costs
+        self.fitted = ModelCache()
+        self._logged: dict[int, str] = {}
         self._changed: dict[int, Changed | None] = {}
         """None: its size was never changed."""
         self._ends: dict[tuple[int, int], str] = {}
         """How runs of jobs ended, by job id and restarts."""
         self._models = Derived[_Name, _Name, Model](one_by_one(self._model), until=lambda _, at: at + ANEW_S)
 
-    def changed(self, roster: Roster) -> dict[int, Changed]:
+    def job_states(self, seen: Observation, in_vain: Collection[int]) -> dict[int, JobState]:
+        requests = {job_id: job.request for job_id, job in seen.roster.elastic.items() if job.running}
+        store, wanted, in_use, resizes = self._store, list(requests), seen.in_use, seen.resizes
+        refused, resized = self.refused(seen), store.allocations.resized_since(seen.now - HOUR_S)
+        known = {job_id: self._priors.of_job(job_id) for job_id in wanted if job_id in in_use}
+        measured = {
+            job_id: with_declared(requests[job_id], tuple(store.reports.observations(job_id)), in_use[job_id].pieces)
+            for job_id in known
+        }
+        models = self.fitted.of({job_id: (measured[job_id], prior.prior) for job_id, prior in known.items()})
+        self._log_unfitted()
+        likely, requeued = (self._costs.likely_s(known, requeue) for requeue in (False, True))
+        found = {}
+        for job_id in wanted:
+            prior = known.get(job_id)
+            if prior is None:
+                found[job_id] = JobState(resize=resizes.get(job_id), resized=resized.get(job_id, ()))
+                continue
+            report, (last, last_batch) = store.reports.last(job_id), store.resizes.last_of_each(job_id)
+            pinned = store.jobs.pinned(job_id)
+            if pinned is not None and last is not None and last.state != ResizeState.DONE:
+                said = store.events.last([job_id], EventKind.PINNED).get(job_id)
+                if said is not None and said.at > last.updated:
+                    last = None  # the owner knows of it
+            failed = last is not None and last.state == ResizeState.FAILED and not last.add
+            found[job_id] = JobState(
+                in_use=in_use[job_id],
+                resize=resizes.get(job_id),
+                resized=resized.get(job_id, ()),
+                last=last,
+                last_batch=last_batch,
+                failures=store.resizes.failed_in_a_row(job_id) if failed else 0,
+                pinned=pinned,
+                observations=measured[job_id],
+                model=models.get(job_id),
+                unfitted=self.fitted.unfitted.get(job_id, ""),
+                pause_s=store.allocations.mean_pause(job_id),
+                requeue_s=store.allocations.mean_pause(job_id, REQUEUE),
+                batch_pause_s=store.allocations.mean_pause(job_id, BATCH),
+                likely_pause_s=likely.get(job_id),
+                likely_requeue_s=requeued.get(job_id),
+                reference=self._registry.reference(job_id),
+                prior_words=prior.words,
+                reported_at=report.at if report is not None else None,
+                remaining=remaining(report),
+                slow=slow_nodes(report, in_use[job_id]),
+                refused=refused.get(job_id, _NOTHING),
+                gave_in_vain=job_id in in_vain,
+                ending=self._registry.is_ending(job_id),
+                spent_gpu_s=store.allocations.gpu_seconds(job_id, seen.now) if requests[job_id].budget else 0.0,
+            )
+        return found
+
+    def _log_unfitted(self) -> None:
+        """Log once for each measured job why it has no model."""
+        for job_id, why in self.fitted.unfitted.items():
+            if self._logged.get(job_id) != why:
+                kept = "job %d keeps its size: no throughput model can be made of its reports: %s"
+                log.warning(kept, job_id, why, extra={"JOB": job_id})
+        self._logged = dict(self.fitted.unfitted)
+
+    def resized_waiting(self, seen: Observation) -> dict[int, Changed]:
         """Waiting jobs that have never run and whose sizes were changed, by job id."""
+        roster = seen.roster
         put_back = {job.job_id for job in roster.elastic.values() if job.base.pending}
         self._ends = {run: end for run, end in self._ends.items() if run[0] in put_back}
         waiting = [job.job_id for job in roster.elastic.values() if job.base.pending and not job.base.restarts]
@@ -131,11 +204,10 @@ class QueuedJobs:
         nodes = changed.script.nodes if changed is not None else first_gpus // each
         return (replace(template.shape(each, ()), nodes=nodes),)
 
-    def models(self, roster: Roster, now: float) -> dict[int, Model]:
-        """What is believed of the speed of waiting jobs, by job id."""
-        jobs = [job.base for job in roster.elastic.values() if job.base.pending]
+    def waiting_models(self, seen: Observation) -> dict[int, Model]:
+        jobs = [job.base for job in seen.roster.elastic.values() if job.base.pending]
         self._models.turn()
-        models = self._models.of({name: name for name in ((job.user, job.name) for job in jobs)}, now)
+        models = self._models.of({name: name for name in ((job.user, job.name) for job in jobs)}, seen.now)
         return {job.job_id: models[job.user, job.name] for job in jobs}
 
     def _model(self, of: _Name) -> Model:
@@ -147,50 +219,6 @@ class QueuedJobs:
             return fit(seen, prior) if seen else unmeasured(prior)
         except ElasticError:
             return unmeasured(prior)
-
-
-_Name = tuple[str, str]
-"""A user's, and one of his jobs'."""
-
-
-def _changed(event: EventRow | None) -> Changed | None:
-    script, now = (event.detail.get("script"), event.detail.get("size")) if event is not None else (None, None)
-    if event is None or not script or not now:
-        return None
-    return Changed(_size(script), _size(now), event.at)
-
-
-def _size(plain: Mapping[str, Any]) -> Size:
-    return Size(**{name: plain[name] for name in Size.__dataclass_fields__ if name in plain})
-
-
-class StoredFacts:
-    def __init__(
-        self,
-        client: SlurmClient,
-        store: Store,
-        settings: RoundSettings,
-        registry: JobRegistry,
-        priors: Priors,
-        costs: Costs,
-        refusals: Refusals,
-    ) -> None:
-        self._client, self._store, self._settings, self._refusals = client, store, settings, refusals
-        self.job_inputs, self.queued = JobInputs(store, registry, priors, costs), QueuedJobs(client, store, priors)
-
-    def job_states(self, seen: Observation, in_vain: Collection[int]) -> Mapping[int, JobState]:
-        running = {job_id: job.request for job_id, job in seen.roster.elastic.items() if job.running}
-        refused = self.refused(seen)
-        return self.job_inputs.collect(running, seen.in_use, seen.resizes, refused, in_vain, seen.now)
-
-    def waiting_models(self, seen: Observation) -> Mapping[int, Model]:
-        return self.queued.models(seen.roster, seen.now)
-
-    def resized_waiting(self, seen: Observation) -> Mapping[int, Changed]:
-        return self.queued.changed(seen.roster)
-
-    def scripts(self, sizes: Mapping[int, Size]) -> Mapping[int, Size]:
-        return self.queued.scripts(sizes)
 
     def host_pairs(self) -> Sequence[HostPair]:
         return self._store.host_pairs.all()
@@ -242,80 +270,16 @@ class StoredFacts:
         }
 
 
-class JobInputs:
-    """What plans need to know of each running job: the model of its reports, its resizes, its pin; models are kept from
-    one call to the next."""
+_Name = tuple[str, str]
+"""A user's, and one of his jobs'."""
 
-    def __init__(self, store: Store, registry: JobRegistry, priors: Priors, costs: Costs) -> None:
-        self._store, self._registry, self._priors, self._costs = store, registry, priors, costs
-        self._fitted = ModelCache()
-        self._logged: dict[int, str] = {}
 
-    def collect(
-        self,
-        requests: Mapping[int, ElasticRequest],
-        in_use: Mapping[int, InUse],
-        resizes: Mapping[int, ResizeRow],
-        refused: Mapping[int, Mapping[EventKind, Refusal]],
-        in_vain: Collection[int],
-        now: float,
-    ) -> dict[int, JobState]:
-        """The inputs of the jobs of these requests, which must be all that run."""
-        store, wanted = self._store, list(requests)
-        resized = store.allocations.resized_since(now - HOUR_S)
-        known = {job_id: self._priors.of_job(job_id) for job_id in wanted if job_id in in_use}
-        seen = {
-            job_id: with_declared(requests[job_id], tuple(store.reports.observations(job_id)), in_use[job_id].pieces)
-            for job_id in known
-        }
-        models = self._fitted.of({job_id: (seen[job_id], prior.prior) for job_id, prior in known.items()})
-        self._log_unfitted()
-        likely, requeued = (self._costs.likely_s(known, requeue) for requeue in (False, True))
-        found = {}
-        for job_id in wanted:
-            prior = known.get(job_id)
-            if prior is None:
-                found[job_id] = JobState(resize=resizes.get(job_id), resized=resized.get(job_id, ()))
-                continue
-            report, (last, last_batch) = store.reports.last(job_id), store.resizes.last_of_each(job_id)
-            pinned = store.jobs.pinned(job_id)
-            if pinned is not None and last is not None and last.state != ResizeState.DONE:
-                said = store.events.last([job_id], EventKind.PINNED).get(job_id)
-                if said is not None and said.at > last.updated:
-                    last = None  # the owner knows of it
-            failed = last is not None and last.state == ResizeState.FAILED and not last.add
-            found[job_id] = JobState(
-                in_use=in_use[job_id],
-                resize=resizes.get(job_id),
-                resized=resized.get(job_id, ()),
-                last=last,
-                last_batch=last_batch,
-                failures=store.resizes.failed_in_a_row(job_id) if failed else 0,
-                pinned=pinned,
-                observations=seen[job_id],
-                model=models.get(job_id),
-                unfitted=self._fitted.unfitted.get(job_id, ""),
-                pause_s=store.allocations.mean_pause(job_id),
-                requeue_s=store.allocations.mean_pause(job_id, REQUEUE),
-                batch_pause_s=store.allocations.mean_pause(job_id, BATCH),
-                likely_pause_s=likely.get(job_id),
-                likely_requeue_s=requeued.get(job_id),
-                reference=self._registry.reference(job_id),
-                prior_words=prior.words,
-                reported_at=report.at if report is not None else None,
-                remaining=remaining(report),
-                slow=slow_nodes(report, in_use[job_id]),
-                refused=refused.get(job_id, _NOTHING),
-                gave_in_vain=job_id in in_vain,
-                ending=self._registry.is_ending(job_id),
-                spent_gpu_s=store.allocations.gpu_seconds(job_id, now) if requests[job_id].budget else 0.0,
-            )
-        return found
+def _changed(event: EventRow | None) -> Changed | None:
+    script, now = (event.detail.get("script"), event.detail.get("size")) if event is not None else (None, None)
+    if event is None or not script or not now:
+        return None
+    return Changed(_size(script), _size(now), event.at)
 
-    def _log_unfitted(self) -> None:
-        """Log once for each measured job why it has no model."""
-        for job_id, why in self._fitted.unfitted.items():
-            if self._logged.get(job_id) != why:
-                kept = "job %d keeps its size: no throughput model can be made of its reports: %s"
-                log.warning(kept, job_id, why, extra={"JOB": job_id})
-        self._logged = dict(self._fitted.unfitted)
+
+def _size(plain: Mapping[str, Any]) -> Size:
+    return Size(**{name: plain[name] for name in Size.__dataclass_fields__ if name in plain})

@@ -266,7 +266,7 @@ class Rounds:
         carried_out = self._carry_out(proposal.actions, own.settings.mode == ACT, own)
         service.settled(own, proposal, carried_out)
         of_script = (one.job_id for one in proposal.actions if isinstance(one, Resume) and one.script)
-        self.facts.queued.asked(of_script)
+        self.facts.asked(of_script)
         return carried_out
 
     def _record(self, service: Service, seen: Observation, proposal: Proposal) -> None:
@@ -304,7 +304,7 @@ class Rounds:
             return actions
         jobs = (snapshot.jobs[job_id] for job_id in starts)
         ours = {job_id for job_id, one in starts.items() if one.resize}
-        rests = self.facts.queued.resting(jobs, ours, snapshot.at)
+        rests = self.facts.resting(jobs, ours, snapshot.at)
         return [one for one in actions if not (isinstance(one, Resume) and one.slurm_job_id in rests)]
 
     def _score(self, seen: Observation, decisions: Sequence[DecisionRow], proposal: Proposal) -> None:

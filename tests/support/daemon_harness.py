@@ -22,7 +22,7 @@ from slurm_elastic.daemon.capacity.roster import RosterTables, sort_jobs
 from slurm_elastic.daemon.derived.table import Derived, one_by_one
 from slurm_elastic.daemon.mechanisms.settings import Bounds
 from slurm_elastic.daemon.planner.tables import Tables
-from slurm_elastic.daemon.rounds.facts import JobInputs, QueuedJobs
+from slurm_elastic.daemon.rounds.facts import StoredFacts
 from slurm_elastic.daemon.rounds.job_registry import JobRegistry
 from slurm_elastic.daemon.rounds.loop import Rounds
 from slurm_elastic.daemon.rounds.waiters import Waiters
@@ -98,11 +98,12 @@ class World:
         rounds.client = SnapshotCache(self.slurm.client(), lambda: self.slurm.now, lambda seconds: None)
         rounds.services, elastic = copy(self.rounds.services), copy(self.rounds.services.elastic)
         rounds.services.every, rounds.services.elastic, elastic.tables = (elastic,), elastic, Tables()
-        rounds.facts = copy(self.rounds.facts)
-        rounds.facts.queued = QueuedJobs(self.jobs, self.store, rounds.priors)
-        rounds.facts.job_inputs = JobInputs(self.store, rounds.registry, rounds.priors, rounds.costs)
+        rounds.facts = StoredFacts(
+            *(self.jobs, self.store, self.settings, rounds.registry, rounds.priors, rounds.costs),
+            rounds.executor.refusals,
+        )
         # ModelCache with others, a model may differ in its last bit.
-        rounds.facts.job_inputs._fitted = self.rounds.facts.job_inputs._fitted
+        rounds.facts.fitted = self.rounds.facts.fitted
         return rounds
 
     def elastic(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from daemon_harness import USER, World
@@ -11,7 +12,7 @@ from fake_slurm import Component
 
 from slurm_elastic.daemon.optimizer.models.throughput import ThroughputModel
 from slurm_elastic.daemon.planner.waiting.first_sizes import BACK_S
-from slurm_elastic.daemon.rounds.facts import ANEW_S, QueuedJobs
+from slurm_elastic.daemon.rounds.facts import ANEW_S
 from slurm_elastic.daemon.slurm.model import Size
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import SlurmUnreachable
@@ -126,16 +127,17 @@ def test_a_waiting_job_is_taken_to_scale_as_the_last_one_of_its_name(world: Worl
     """Its owner's job of that name is measured; another user's and another name's are not its own."""
     done = world.elastic()
     world.settle()
-    queued = QueuedJobs(world.jobs, world.store, world.rounds.priors)
+    facts = world.rounds_from_scratch().facts
     world.slurm.submit(Component(4, 4), user=USER, name="train", comment=REQUEST)
     world.slurm.submit(Component(4, 4), user=USER, name="another", comment=REQUEST)
     world.slurm.submit(Component(4, 4), user="nobody", name="train", comment=REQUEST)
     roster = world.registry.sort(world.snapshot())
-    models = list(queued.models(roster, 0.0).values())
+    now, later = (SimpleNamespace(roster=roster, now=at) for at in (0.0, ANEW_S - 1))
+    models = list(facts.waiting_models(now).values())  # type: ignore[arg-type]  # it looks at no more of it
     assert all(isinstance(model, ThroughputModel) for model in models) and len(models) == 3
     own, other, foreign = models
     assert {4, 24} <= set(own.sizes_seen) and other is foreign and other.sizes_seen == (1,)
-    assert queued.models(roster, ANEW_S - 1) == queued.models(roster, 0.0)
+    assert facts.waiting_models(later) == facts.waiting_models(now)  # type: ignore[arg-type]
     assert done.job_id == world.store.programs.youngest_named(USER, "train")
     assert world.store.programs.youngest_named(USER, "another") is None
 
