@@ -6,8 +6,6 @@ and, on a GPU, a communicator take in a world of several ranks. Limit: other use
 takes more, are what the margin is for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -5,8 +5,6 @@ Attributes of the dataset, and of what it is made of, that the first fetch chang
 again with them as they were, as they are, and, where they count, further on. Limit: what only a later fetch changes.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 from collections import deque

@@ -3,8 +3,6 @@
 The half of a job's loop that a script does not see; the adapters of frameworks drive it by its parts.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Parameters are equal where they differ by no more than rounding in another order
 thousandth of what training has changed. Limit: what both runs do wrong alike is not seen.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

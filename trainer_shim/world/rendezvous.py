@@ -4,8 +4,6 @@ Three homes, one interface: alone, under torchrun's environment, or under the su
 last one changes. Nothing here knows a model; the caller drops what refers to the old group before it is destroyed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import multiprocessing

@@ -5,8 +5,6 @@ differ; numbers also where ranks differ in a world's first step.
 Limit: numbers, also in lists and dicts, and in attributes of the script's own objects; nothing that is true or false.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import deque
 from collections.abc import Set

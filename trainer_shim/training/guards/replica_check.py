@@ -9,8 +9,6 @@ counts alone. Buffers (running statistics follow each rank's own samples), what 
 and tensors that are no plain memory are not compared. What rank 0 writes alone where a job is killed is not.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

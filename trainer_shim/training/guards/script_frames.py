@@ -3,8 +3,6 @@
 Limit: what is read off bytecode holds for CPython.
 """
 
-from __future__ import annotations
-
 import bisect
 import dis
 import functools

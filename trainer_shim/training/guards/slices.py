@@ -5,8 +5,6 @@ What is only logged, or names a file, is in no slice. Limits: functions of the s
 deep; lists and objects count as a whole; `match` is not looked into.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import linecache

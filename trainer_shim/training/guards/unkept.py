@@ -7,8 +7,6 @@ own) it is named once. Limit: tensors of several values, in variables of the scr
 its module and of its own objects, and in their lists, dicts and tuples; not what goes by way of plain numbers.
 """
 
-from __future__ import annotations
-
 import random
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
