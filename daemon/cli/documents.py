@@ -42,6 +42,8 @@ REQUEST = {
     f"(default: {'+'.join(request.DEFAULT_VIA)})",
     "until": f"what ends the training: {' or '.join(request.ENDS)} (default: epochs)",
     "guard": "per cent of its value that a sample must keep at a larger batch, 1 to 100 (default: none)",
+    "deadline": "HH:MM, YYYY-MM-DD[THH:MM] or now+8hours: when it is to be done (default: never)",
+    "budget": "GPU-hours, as the site charges for them, that the training may cost (default: none)",
     "speedup": "of selastic hold: linear, or how much of twice as fast twice the GPUs are (default: none)",
 }
 TABLES = ("status", "acct", "events", "plan", "queue", "power", "predict", "hosts")
