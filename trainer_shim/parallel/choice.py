@@ -143,8 +143,8 @@ def strategy_of(
         check_has_values("job.wrap(strategy='ddp')", module)
         if reduction.keeps_rate:
             check_layers(combine, module)
-        by_steps = any(reduction.steps(optimizer) for optimizer in optimizers)
-        return Replicated(module, options, reduction, by_steps=by_steps)
+        reduction.use(optimizers)
+        return Replicated(module, options, reduction)
     from .fsdp import Sharded
 
     if name == "fsdp":

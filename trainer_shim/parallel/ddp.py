@@ -120,19 +120,13 @@ class Replicated(Strategy):
     """What a script makes it by, and which options that takes besides."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        ddp_options: dict[str, Any],
-        reduction: ByBucket | None = None,
-        number: int = 0,
-        by_steps: bool = False,
+        self, module: nn.Module, ddp_options: dict[str, Any], reduction: ByBucket | None = None, number: int = 0
     ) -> None:
-        """number: as of Calls. by_steps: each rank steps by itself; see own_steps.py."""
+        """number: as of Calls."""
         check_options(self.call, ddp_options, self.call_options)
         self._by_bucket = reduction or Mean()
         self._hooked = not self._by_bucket.averages
         """Whether the reduction gets each bucket; else DistributedDataParallel takes the mean over the ranks."""
-        self._by_steps = by_steps
         # What is reachable from the model's outputs alone counts there, and the hidden parameter is not.
         self._rides = not (ddp_options.get("find_unused_parameters") or ddp_options.get("static_graph"))
         """Whether the vote rides along with such a mean."""
@@ -311,7 +305,7 @@ class Replicated(Strategy):
     def _combine(self, world: World, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """What DistributedDataParallel calls with each bucket that is complete."""
         self._norms.travels(bucket.buffer(), self._share, world.group)
-        begin = self._by_bucket.own if self._by_steps else self._by_bucket.combine
+        begin = self._by_bucket.own if self._by_bucket.by_steps else self._by_bucket.combine
         combined = begin(bucket, self._share, world.group)
         return combined.then(lambda future: future.value()[0])
 
@@ -323,7 +317,7 @@ class Replicated(Strategy):
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         world, by_bucket = self._world, self._by_bucket
-        if world is None or world.size == 1 or not self._by_steps:
+        if world is None or world.size == 1 or not by_bucket.by_steps:
             super().step(optimizer, scaler)
             return
         attempt(

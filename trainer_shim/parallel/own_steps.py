@@ -8,7 +8,7 @@ to what was saved.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
 from typing import Any
 
 import torch
@@ -23,22 +23,21 @@ from .reduction.mean import Mean
 def step(optimizer: torch.optim.Optimizer, scaler: Any, reduction: ByBucket, share: float, group: Any) -> None:
     """optimizer.step() for all ranks. scaler: a GradScaler that has scaled the loss, or None. share: of the step's
     samples, this rank's."""
+    take = optimizer.step if scaler is None else functools.partial(scaler.step, optimizer)
     if scaler is not None and _overflows(scaler, optimizer, group):
-        scaler.step(optimizer)  # which is skipped
+        take()  # which is skipped
         return
     trained = [entry for part in optimizer.param_groups for entry in part["params"] if entry.grad is not None]
     before = [entry.detach().clone() for entry in trained]
-    if scaler is None:
-        optimizer.step()
-    else:
-        scaler.step(optimizer)
+    take()
     changes = [
         entry.detach() - old if share else torch.zeros_like(old) for entry, old in zip(trained, before, strict=True)
     ]
     reduction.replace(changes, share, group)
     for entry, old, change in zip(trained, before, changes, strict=True):
         entry.copy_(old.add_(change))
-    state = list(_state(optimizer, trained))
+    kept = [sorted(optimizer.state.get(entry, {}).items(), key=lambda item: str(item[0])) for entry in trained]
+    state = [leaf for leaf in tree_leaves(kept) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     # Single numbers, as counters are, travel in float64.
     sent = [value.double() if value.dim() == 0 else value for value in state]
     Mean().replace(sent, share, group)
@@ -57,11 +56,3 @@ def _overflows(scaler: Any, optimizer: torch.optim.Optimizer, group: Any) -> boo
     for flag in found:
         group.allreduce([flag], dist.ReduceOp.MAX).wait()
     return any(bool(flag) for flag in found)
-
-
-def _state(optimizer: torch.optim.Optimizer, trained: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    for entry in trained:
-        for _, value in sorted(optimizer.state.get(entry, {}).items(), key=lambda item: str(item[0])):
-            yield from (
-                leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-            )

@@ -44,13 +44,14 @@ class Adasum(ByBucket):
     def forget(self) -> None:
         self._nodes = []
 
-    def steps(self, optimizer: torch.optim.Optimizer) -> bool:
-        plain = type(optimizer) is torch.optim.SGD
-        return not plain or any(group["momentum"] for group in optimizer.param_groups)
+    def use(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        plain = all(type(optimizer) is torch.optim.SGD for optimizer in optimizers)
+        self.by_steps = not plain or any(group["momentum"] for entry in optimizers for group in entry.param_groups)
 
     def combine(self, bucket: Bucket, share: float, group: Any) -> Combined:
         flat, sizes = _movable(bucket), [part.numel() for part in bucket.gradients()]
-        rows, (ranks, stretch), rank = _exchanged(flat, share, group), _shape(flat, group), group.rank()
+        rows, rank = _exchanged(flat, share, group), group.rank()
+        ranks, stretch = rows.shape
         parts = list(_parts(sizes, rank * stretch, stretch))
         told = flat.new_zeros(ranks + len(sizes) * ranks * ranks, dtype=torch.float64)
         told[rank] = share
@@ -99,14 +100,9 @@ def _done(flat: torch.Tensor, bucket: Bucket) -> Combined:
     return done
 
 
-def _shape(flat: torch.Tensor, group: Any) -> tuple[int, int]:
-    """Ranks, and elements of the stretch that each has."""
-    return group.size(), -(-flat.numel() // group.size())
-
-
 def _exchanged(flat: torch.Tensor, share: float, group: Any) -> torch.Tensor:
     """This rank's stretch of every rank's, [ranks, stretch]."""
-    sent = flat.new_zeros(_shape(flat, group))
+    sent = flat.new_zeros(group.size(), -(-flat.numel() // group.size()))
     if share:
         sent.view(-1)[: flat.numel()] = flat
     rows = torch.empty_like(sent)

@@ -25,14 +25,15 @@ class Reduction(ABC):
     may have weights; else the vote travels by itself, and the mean, too, in steps that measure the noise scale."""
     keeps_rate = False
     """Whether what comes back is as long as the rate is to stay as it is, however many ranks there are."""
+    by_steps = False
+    """Whether not gradients are combined, but what each rank's own step changes; see own_steps.py."""
 
     @abstractmethod
     def scale(self, own: float, micro: Micro, replicas: int) -> float:
         """The factor for the mean loss of a micro batch that counts as `own` samples, before it is differentiated."""
 
-    def steps(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether not gradients are combined, but what each rank's own step of this optimizer changes."""
-        return False
+    def use(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:  # noqa: B027
+        """What steps with that which comes back."""
 
     def forget(self) -> None:  # noqa: B027
         """The step comes to nothing, or the world is left."""
