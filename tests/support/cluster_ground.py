@@ -27,6 +27,8 @@ from training import TRAIN
 from training_job import TrainingJob
 from waiting import wait_until
 
+from slurm_elastic.protocol.errors import SlurmUnreachable
+
 SETTLE_S = 240.0
 """Longest that anything may take to be right again, on a machine as busy as it may be."""
 JOBS = 2
@@ -223,7 +225,9 @@ class ElasticJobs(Ground):
 
     def reap(self) -> None:
         """Jobs that have ended must have ended well, with every sample seen once."""
-        queue = self.daemon.slurm.snapshot().jobs if self.slurm_answers() else None
+        queue = None
+        with contextlib.suppress(SlurmUnreachable):  # of a slurmctld that closes connections its commands die: SIGPIPE
+            queue = self.daemon.slurm.snapshot().jobs if self.slurm_answers() else None
         for job in [job for job in self.jobs if queue is not None and job.id not in queue]:
             state = job.state()
             if state in ("COMPLETING", ""):
