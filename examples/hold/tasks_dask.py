@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from distributed import Client, as_completed, get_worker
+from distributed import Client, Worker, as_completed, get_worker
 
 ADDRESS = f"tcp://{os.environ['SELASTIC_HEAD']}:8786"
 TASKS = int(os.environ.get("TASKS", "100"))
@@ -23,6 +23,10 @@ def written(name: str, value: float) -> None:
     new = Path(f"{name}.new")
     new.write_text(f"{value}\n")
     new.replace(name)
+
+
+def works(dask_worker: Worker) -> bool:
+    return dask_worker.status.name == "running" or dask_worker.state.executing_count > 0
 
 
 def main() -> None:
@@ -48,7 +52,8 @@ if sys.argv[1:2] == ["retire"]:
     with Client(ADDRESS, timeout=10) as there:
         workers = [where for where, one in there.scheduler_info(-1)["workers"].items() if one["name"] in names]
         there.retire_workers(workers, close_workers=False, remove=False)  # what they hold moves, and they get no more
-        while any(there.processing(workers).values()):  # what they have begun would begin again elsewhere
+        # What they have begun would begin again elsewhere; what only waits there does not begin any more.
+        while any(there.run(works, workers=workers).values()):
             time.sleep(0.1)
 else:
     main()

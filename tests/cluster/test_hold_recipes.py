@@ -39,9 +39,8 @@ def recipe(empty_sandbox: Sandbox, tmp_path: Path) -> Iterator[Recipe]:
             command = f'#!/bin/bash\nexec {shlex.quote(sys.executable)} -m slurm_elastic.client.main "$@"\n'
             (tmp_path / "bin/selastic").write_text(ALONE if alone else command)
             (tmp_path / "bin/selastic").chmod(0o755)
-            path = ":".join(
-                filter(None, (f"{tmp_path}/bin", FRAMEWORKS, str(Path(sys.executable).parent), "/usr/bin:/bin"))
-            )
+            own = FRAMEWORKS if name in ("ray", "torchft") else str(Path(sys.executable).parent)
+            path = f"{tmp_path}/bin:{own}:/usr/bin:/bin"
             variables = {"PATH": path, "PYTHONPATH": NAMESPACE, "OMP_NUM_THREADS": "1", "HOME": str(tmp_path), **env}
             exports = ",".join(
                 ["NONE", *(f"{key}={value}" for key, value in (variables | daemon.env(tmp_path)).items())]
@@ -223,7 +222,7 @@ def test_alone_on_plain_slurm(recipe: Recipe, empty_sandbox: Sandbox, name: str,
         job.slurm("scontrol", "update", "nodename=n2", "state=down", "reason=lost")
         if option:
             with suppress(AssertionError):
-                wait_until(lambda: progress() > before + 8 or job.state() in OVER, 45)
+                wait_until(lambda: progress() > before + 8 or job.state() in OVER, 30)
             how = "goes on" if progress() > before + 8 else "stands still"
             what = f"{job.state()} on {job.field('NumNodes')} nodes, {how} after {time.monotonic() - lost:.1f} s"
             assert job.field("Restarts") == "0"
