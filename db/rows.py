@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from slurm_elastic.protocol.codec import decode
 from slurm_elastic.protocol.codes import ResizeState
-from slurm_elastic.protocol.messages import Piece, Resize, ResizeTarget, Tried
+from slurm_elastic.protocol.messages import TOO_LARGE, Piece, Resize, ResizeTarget, Tried
 from slurm_elastic.protocol.records import record
 
 T = TypeVar("T")
@@ -262,6 +262,11 @@ class ResizeRow(ResizeTarget):
     @property
     def open(self) -> bool:
         return not self.state.closed
+
+    @property
+    def too_large(self) -> bool:
+        """Whether it failed because its size does not fit into the memory of its GPUs."""
+        return self.state == ResizeState.FAILED and self.detail.startswith(TOO_LARGE)
 
     @property
     def created(self) -> float:

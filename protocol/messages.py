@@ -185,6 +185,8 @@ FINISHED, ENDING = "finished", "ending"
 """Of no resize: the training has ended; the job was told that Slurm is about to end it, and grows no more."""
 STALLED, STEPS_AGAIN = "stalled", "steps_again"
 """Of no resize: no step has been done for long, with who waits where in the detail; and steps are done again."""
+TOO_LARGE = "no room in the memory of its GPUs"
+"""What the detail of `failed` begins with where the size itself is why: it is not asked for again."""
 HAPPENINGS = (
     *(ResizeState.ACCEPTED, ResizeState.SAVED, ResizeState.SUBMITTED, ResizeState.GRANTED, ResizeState.READY),
     *(ResizeState.RUNNING, ResizeState.FAILED, ResizeState.WITHDRAWN),

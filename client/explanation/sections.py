@@ -312,6 +312,9 @@ def next_steps(facts: Explain) -> list[str]:
         lines.append(f"{facts.not_understood}; tried again when either is started with another release")
     if facts.refused is not None:
         lines.append(f"{facts.refused.error}; asked again after {words.clock(facts, facts.refused.again_at)}")
+    if facts.too_large:
+        sizes = " or ".join(map(str, facts.too_large))
+        lines.append(f"not tried again: {sizes} GPUs, at which the training was out of their memory")
     for pair in facts.hosts_apart:
         again = f"not put on both before {words.clock(facts, pair.again_at)}"
         mended = f"once that is mended: selastic hosts --clear {pair.host},{pair.other}"

@@ -73,12 +73,12 @@ class Tables:
         self.running_jobs = found
         return found
 
-    def accepted(self, job: ElasticJob) -> AcceptedSizes:
-        return self._accepted.each([asked_for(job)])[0]
+    def accepted(self, job: ElasticJob, too_large: frozenset[int] = frozenset()) -> AcceptedSizes:
+        return self._accepted.each([asked_for(job, too_large)])[0]
 
     def _running_job(self, asked: _Asked) -> RunningJob:
         job, state, settings, site, now = asked
-        return running_job(job, state, settings, now, site, self.accepted(job))
+        return running_job(job, state, settings, now, site, self.accepted(job, state.too_large))
 
     def _candidates(self, asked: Sequence[candidates.CandidateInputs]) -> list[candidates.Candidate | None]:
         return [candidates.candidate(one, self._alike) for one in asked]

@@ -57,6 +57,7 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> answers.Ex
         not_understood=_not_understood(store, job_id),
         policy_failed=_policy_failed(store),
         stalled=_stalled(store, job_id, now),
+        too_large=tuple(sorted(store.resizes.too_large(job_id))),
         hosts_apart=_hosts_apart(store, job, now),
         observations=observed(store.reports.observations(job_id)),
         mean_pause_s=store.allocations.mean_pause(job_id),

@@ -112,6 +112,7 @@ class StoredFacts:
                 last=last,
                 last_batch=last_batch,
                 failures=store.resizes.failed_in_a_row(job_id) if failed else 0,
+                too_large=store.resizes.too_large(job_id),
                 pinned=pinned,
                 observations=measured[job_id],
                 model=models.get(job_id),

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 
 from slurm_elastic.protocol.codes import ResizeState
 from slurm_elastic.protocol.errors import NotFound, StoreError
-from slurm_elastic.protocol.messages import Piece, Resize, Shape
+from slurm_elastic.protocol.messages import TOO_LARGE, Piece, Resize, Shape
 
 from .. import schema
 from ..clock import steady_now
@@ -28,6 +28,7 @@ FAR_AHEAD = 1_000_000
 Closed = tuple[ResizeRow | None, ResizeRow | None]
 """The last resize of a job's nodes that is over, and the last one of its batch alone; None: there was none."""
 _NONE: Closed = (None, None)
+IS_TOO_LARGE = (_ROWS.c.state == ResizeState.FAILED.value) & _ROWS.c.detail.startswith(TOO_LARGE)
 
 
 class Resizes(StorePart):
@@ -35,6 +36,7 @@ class Resizes(StorePart):
         super().__init__(database, ended)
         self._open: dict[int, ResizeRow] | None = None
         self._closed: dict[int, Closed] | None = None
+        self._too_large: dict[int, frozenset[int]] | None = None
         self._hearing = threading.Lock()
         self._heard_of = 0
         ended.connect(self._forget)
@@ -152,6 +154,19 @@ class Resizes(StorePart):
         other = select(func.coalesce(func.max(_ROWS.c.id), 0)).where(over, ~failed).scalar_subquery()
         return int(self._value(select(func.count()).where(over, failed, _ROWS.c.id > other)))
 
+    def too_large(self, job_id: int) -> frozenset[int]:
+        """Sizes in GPUs at which the job was out of its GPUs' memory: they are not asked for again."""
+        with self._db.lock:
+            if self._too_large is None:
+                self._too_large = {}
+                for row in self._load(IS_TOO_LARGE & _ROWS.c.job_id.in_(_active())):
+                    self._note_too_large(row)
+            return self._too_large.get(job_id, frozenset())
+
+    def _note_too_large(self, resize: ResizeRow) -> None:
+        if self._too_large is not None and resize.too_large:
+            self._too_large[resize.job_id] = self._too_large.get(resize.job_id, frozenset()) | {resize.gpus}
+
     def advance(self, resize_id: int, state: ResizeState, detail: str = "", at: float | None = None) -> ResizeRow:
         """The resize has come to `state`; returns where it stands. Raises NotFound.
 
@@ -175,6 +190,7 @@ class Resizes(StorePart):
             known[resize.job_id] = resize
         elif (before := known.get(resize.job_id)) is not None and before.id == resize.id:
             del known[resize.job_id]
+        self._note_too_large(resize)
         if not resize.open and self._closed is not None:
             self._closed.pop(resize.job_id, None)
         return resize
@@ -195,8 +211,9 @@ class Resizes(StorePart):
     def _forget(self, job_id: int) -> None:
         with self._db.lock:
             self._open = None
-            if self._closed is not None:
-                self._closed.pop(job_id, None)
+            for known in (self._closed, self._too_large):
+                if known is not None:
+                    known.pop(job_id, None)
 
 
 def _active() -> Any:

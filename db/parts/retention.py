@@ -4,8 +4,8 @@ resizes that are long over only what `selastic acct` shows by day and size is ke
 Called from time to time, by one thread, in steps that hold the write lock for no long time. What is rolled up still
 counts in observations. Of any job the events of its resizes go, and the resizes but for the last closed one. A job that
 has ended keeps a row for each size, batch and day instead of one for each time that it had them, and what was measured
-by the day instead of by the hour. Limit: within a day the merged rows lie one after the other, in the order in which
-each size first came; one that was held past midnight stays as it is.
+by the day instead of by the hour. Resizes stay that say that a size does not fit. Limit: within a day the merged rows
+lie one after the other, in the order in which each size first came; one that was held past midnight stays as it is.
 """
 
 import math
@@ -27,6 +27,7 @@ from ..rows import REQUEUE
 from .base import Ended, StorePart
 from .observations import MOST
 from .reports import Reports
+from .resizes import IS_TOO_LARGE
 
 STEP = 5_000
 """Reports that one transaction rolls up."""
@@ -242,7 +243,7 @@ class Thinning(StorePart):
         newest = self._value(switched)
         later = _RESIZES.alias()
         followed = select(later.c.id).where(later.c.job_id == _RESIZES.c.job_id, later.c.id > _RESIZES.c.id)
-        over = _RESIZES.c.open_job.is_(None) & followed.where(later.c.open_job.is_(None)).exists()
+        over = _RESIZES.c.open_job.is_(None) & followed.where(later.c.open_job.is_(None)).exists() & ~IS_TOO_LARGE
         while time.monotonic() < until:
             some = _RESIZES.c.id.between(self._reached.resize + 1, newest)
             with self._db.write() as connection:

@@ -273,6 +273,7 @@ class Explain:
     not_understood: str = about("what its supervisor and selasticd do not understand of each other", default="")
     policy_failed: str = about("why the built-in policy plans in the place of the site's", default="")
     stalled: str = about("where its ranks wait, while no step is done", default="")
+    too_large: tuple[int, ...] = about("sizes in GPUs that did not fit into their memory: not tried again", default=())
     hosts_apart: tuple[HostsApart, ...] = about("hosts that do not reach its own", default=())
     aims: tuple[str, ...] = about("whether its deadline and its budget will be kept, and what would do", default=())
     observations: tuple[Measurement, ...]

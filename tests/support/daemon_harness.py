@@ -360,18 +360,21 @@ class Supervisor:
         self._tell("running", resize.id)
         return None
 
-    def _give_up(self, phase: str) -> None:
+    def _give_up(self, phase: str, detail: str = "") -> None:
         assert self.active is not None
         for job_id, _ in self.submitted:
             self.world.slurm.client(USER).cancel(job_id)
         resize, self.active, self.stage, self.submitted = self.active, None, "", []
-        self._tell(phase, resize.id)
+        self._tell(phase, resize.id, detail)
 
-    def _tell(self, phase: str, resize_id: int) -> None:
+    def _tell(self, phase: str, resize_id: int, detail: str = "") -> None:
         self.told.append(phase)
         self.world.controller.happened(
             self.job_id,
-            Happening(resize_id, phase, self.generation, self.pieces, self.batch, self.world.slurm.now, pause_s=0.1),
+            Happening(
+                *(resize_id, phase, self.generation, self.pieces, self.batch, self.world.slurm.now),
+                **{"pause_s": 0.1, "detail": detail},
+            ),
         )
 
 

@@ -35,7 +35,7 @@ def running_job(
     accepted: AcceptedSizes | None = None,
 ) -> RunningJob:
     """A running job as a round finds it. accepted: its sizes, where they are known."""
-    site, accepted = site or Site(), accepted or AcceptedSizes(*asked_for(job))
+    site, accepted = site or Site(), accepted or AcceptedSizes(*asked_for(job, state.too_large))
     held, used = job.pieces, state.in_use.pieces if state.in_use and not state.in_use.refusal else ()
     pieces = held if held == used else without(held, units_of(held) - units_of(used))
     registered = bool(pieces) and pieces[0].kind == "base"

@@ -168,14 +168,14 @@ class AcceptedSizes:
 
     __slots__ = ("ascending", "every", "largest")
 
-    def __init__(self, request: ElasticRequest, node_gpus: int = 1) -> None:
-        """node_gpus: of the whole nodes that the job gets; 1: it shares nodes."""
-        whole = (size for size in request.sizes() if size % max(1, node_gpus) == 0)
+    def __init__(self, request: ElasticRequest, node_gpus: int = 1, too_large: frozenset[int] = frozenset()) -> None:
+        """node_gpus: of the whole nodes that the job gets; 1: it shares nodes. too_large: sizes that did not fit."""
+        whole = (size for size in request.sizes() if size % max(1, node_gpus) == 0 and size not in too_large)
         self.ascending = tuple(sorted(size for size in whole if request.batches(size)))
         self.every = frozenset(self.ascending)
         self.largest = self.ascending[-1] if self.ascending else 0
 
 
-def asked_for(job: ElasticJob) -> tuple[ElasticRequest, int]:
+def asked_for(job: ElasticJob, too_large: frozenset[int] = frozenset()) -> tuple[ElasticRequest, int, frozenset[int]]:
     """What the accepted sizes of a job depend on, as AcceptedSizes takes it."""
-    return job.request, job.base.gpus_per_node if job.base.exclusive and job.running else 1
+    return job.request, job.base.gpus_per_node if job.base.exclusive and job.running else 1, too_large

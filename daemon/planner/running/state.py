@@ -31,6 +31,8 @@ class JobState:
     """Its last closed change of its batch alone."""
     failures: int = 0
     """How many of its resizes have failed one after the other, if the last one did."""
+    too_large: frozenset[int] = frozenset()
+    """Sizes at which it was out of its GPUs' memory."""
     pinned: int | None = None
     observations: tuple[ObservationRow, ...] = field(default=(), compare=False)
     model: Model | None = field(default=None, compare=False)

@@ -103,7 +103,7 @@ class Changes(Part[Holding]):
             if gpus != resize.gpus:
                 raise ValueError(f"its pieces add up to {gpus} GPUs, not {resize.gpus}")
             if why := context.refused.get(gpus):
-                raise ValueError(f"{gpus} GPUs were tried before: {why}")
+                raise ValueError(f"{why}; {gpus} GPUs were tried before")
         except ValueError as error:
             context.tell(resize.id, "failed", str(error))
             return

@@ -265,6 +265,8 @@ class Holding:
         change = self.change
         if change is None:
             return
+        if phase == "failed":
+            why = self.refused.get(sum(piece.gpus for piece in self.coming_pieces), why)
         self._over()
         self.quit(self.nodes.of(*ADDED))
         for key in self.nodes.of(State.ASKED, State.GRANTED):

@@ -8,6 +8,7 @@ follows.
 """
 
 from slurm_elastic.protocol.json_lines import Message
+from slurm_elastic.protocol.messages import TOO_LARGE
 
 from ...allocation.pieces.actions import Print
 from ...allocation.pieces.events import (
@@ -181,7 +182,7 @@ class Switches(Part[SupervisorContext]):
         switch, world = self._context.switch, self._context.coming(event.generation)
         if switch is not None and world is not None:
             if not event.again:
-                self._context.refused[len(world.members)] = event.error
+                self._context.refused[len(world.members)] = f"{TOO_LARGE}: {event.error}"
             if not switch.doubt:
                 switch.doubt = event.error
                 self._await_roll_back(0)

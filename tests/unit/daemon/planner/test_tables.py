@@ -188,6 +188,7 @@ def of_state(state: JobState, chance: random.Random) -> dict[str, object]:
         "last": closed("done", NOW - 20),
         "last_batch": closed("done", NOW - 5),
         "failures": 3,
+        "too_large": frozenset({8, 12}),
         "pinned": 8,
         "observations": (*state.observations, seen(8, chance.uniform(0.4, 0.9))),
         "model": Curve(observations((seen(4, chance.uniform(0.5, 2.0)),))),

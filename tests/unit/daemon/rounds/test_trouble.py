@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from daemon_harness import World
+from daemon_harness import Supervisor, World
 from fake_slurm import Component
 
 from slurm_elastic.client.explanation.command import render
@@ -20,6 +20,7 @@ from slurm_elastic.daemon.optimizer.policies import POLICIES, Policy
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.protocol.codes import Reason
 from slurm_elastic.protocol.errors import SlurmRefused
+from slurm_elastic.protocol.messages import TOO_LARGE
 
 
 def test_an_unreachable_slurm_stops_nothing_and_starts_nothing(world: World) -> None:
@@ -134,6 +135,36 @@ def test_a_round_goes_on_with_the_built_in_policy_where_the_sites_own_fails(
     assert [event.kind for event in world.store.events.of(0)] == ["policy_failed", "policy_works"]
     explained = reports.explain(world.store, job.job_id, Viewer(0, admin=True), world.slurm.now)
     assert not any("theirs" in line for line in render(explained, 1000))
+    world.store.close()
+
+
+def test_a_size_without_room_in_gpu_memory_is_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither after the backoff nor by the next daemon, nor once old resizes are thinned out: the job gets the largest
+    size below, and gives way to that and to smaller ones. `explain` names the sizes."""
+    world = World(tmp_path, failed_backoff_s=20.0)
+    job, other = world.elastic(), world.elastic(comment="elastic:gpus=4-8,step=4,batch=240-3840")
+    switch, tried = Supervisor._switch, []
+
+    def fits(supervisor: Supervisor) -> None:
+        assert supervisor.active is not None
+        tried.append(supervisor.active.gpus)
+        if supervisor is job and supervisor.active.gpus > 16:
+            return supervisor._give_up("failed", f"{TOO_LARGE}: CUDA out of memory")
+        return switch(supervisor)
+
+    monkeypatch.setattr(Supervisor, "_switch", fits)
+    world.settle(100)
+    world.boot()
+    assert world.store.thinning.thin(world.slurm.now)
+    world.settle(100)
+    assert (job.gpus, other.gpus) == (16, 8)
+    assert [tried.count(size) for size in (24, 20, 16)] == [1, 1, 1]
+    explained = reports.explain(world.store, job.job_id, Viewer(0, admin=True), world.slurm.now)
+    assert any("not tried again: 20 or 24 GPUs" in line for line in render(explained, 1000))
+    other.crash()
+    world.rigid(6)
+    world.settle(100)
+    assert job.gpus == 8 and tried.count(24) + tried.count(20) == 2
     world.store.close()
 
 

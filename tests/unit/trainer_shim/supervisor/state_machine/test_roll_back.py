@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
-from slurm_elastic.protocol.messages import Piece, Resize, Shape
+from slurm_elastic.protocol.messages import TOO_LARGE, Piece, Resize, Shape
 from slurm_elastic.trainer_shim.allocation.pieces.actions import DropCompanions, Tell
 from slurm_elastic.trainer_shim.allocation.pieces.events import AgentLost, CompanionGranted, NodeTerminating, ResizeCame
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import Kill, Send, Spawn
@@ -273,6 +273,7 @@ def test_a_size_that_does_not_fit_into_memory_is_not_tried_twice(again: bool) ->
     details = [tell.said.detail for tell in drive.every(Tell) if tell.said.what == "failed"]
     assert len(details) == (1 if again else 2)
     assert all("world 2 does not fit: CUDA out of memory" in detail for detail in details)
+    assert [detail.startswith(TOO_LARGE) for detail in details] == [not again] * len(details)
     assert drive.context.mode is Mode.RUNNING
 
 
@@ -292,3 +293,4 @@ def test_a_size_whose_first_step_ends_the_script_for_memory_is_left_for_good() -
     drive.settle()
     details = [tell.said.detail for tell in drive.every(Tell) if tell.said.what == "failed"]
     assert len(details) == 2 and all("CUDA out of memory" in detail for detail in details), details
+    assert all(detail.startswith(TOO_LARGE) for detail in details), details
