@@ -108,5 +108,6 @@ def interface_env(interface: str, env: Mapping[str, str]) -> dict[str, str]:
 
 def _agent_env(env: dict[str, str], in_slurm: bool) -> dict[str, str]:
     python = {"PYTHONPATH": commands.python_path(env), "PYTHONUNBUFFERED": "1"}
-    own = {cuda_backend.NAME: cuda_backend.chosen(env), own_files.TRUSTED: env.get(own_files.TRUSTED, "")}
+    own = {cuda_backend.NAME: cuda_backend.chosen(env), cuda_backend.DEVICES: cuda_backend.devices(env)}
+    own[own_files.TRUSTED] = env.get(own_files.TRUSTED, "")
     return {**commands.scrubbed(env, in_slurm), **python, **own}

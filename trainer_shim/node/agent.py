@@ -208,7 +208,7 @@ class Agent:
                 child.close()
             host, port = self._address
             if VISIBLE in env:  # else it has all of the node's, as the commands of `selastic hold`
-                env.update(devices_of_worker(os.environ, env.pop(VISIBLE)))
+                env.update(devices_of_worker(os.environ, env.pop(VISIBLE), env["SELASTIC_LOCAL_RANK"]))
             env["SELASTIC_CONTROL"] = f"{host}:{port}"
             worker_process.run(self._arguments, env, output, verdict, dump, sockets)
         finally:
@@ -356,14 +356,18 @@ def names_devices(env: Mapping[str, str]) -> str:
     return next((name for name in OF_AMD if KFD.exists() and env.get(name)), VISIBLE)
 
 
-def devices_of_worker(env: MutableMapping[str, str], device: str) -> dict[str, str]:
-    """What tells a worker its device; nothing else in `env` does from now on. device: "": none."""
+def devices_of_worker(env: MutableMapping[str, str], device: str, index: str) -> dict[str, str]:
+    """What tells a worker its device; nothing else in `env` does from now on. device: "": none. index: its place among
+    those of `gpus`."""
     name = names_devices(env) if device else VISIBLE
+    told = {name: device}
+    if device and cuda_backend.devices(env) == "node":
+        told = {key: env[key] for key in told if key in env} | {"LOCAL_RANK": index}
     for other in OF_AMD if KFD.exists() else ():
         env.pop(other, None)
     if name != VISIBLE:
         env.pop(VISIBLE, None)
-    return {name: device}
+    return told
 
 
 def gpus(env: Mapping[str, str]) -> list[str]:

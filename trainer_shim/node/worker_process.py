@@ -160,6 +160,7 @@ def hint(error: BaseException) -> str:
         return (
             f"{_call(error.__traceback__)[0]} asks for {asks}, which {launcher} sets and selastic run does not; "
             "accepted: job.rank and job.world_size inside the loop, and job.device"
+            + (", or SELASTIC_DEVICES=node, with which it is set" if asks == "LOCAL_RANK" else "")
         )
     if type(error).__name__ == "OutOfMemoryError":
         return (

@@ -20,7 +20,7 @@ import torch
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.protocol.json_lines import Message
 
-from ..control import copies, interfaces, job_key
+from ..control import copies, cuda_backend, interfaces, job_key
 from ..control.worker_client import EXIT_LOST, ComingWorld, WorkerClient, leave_lost
 from . import groups
 from . import process_group as worlds
@@ -89,10 +89,10 @@ class Membership:
                 raise TrainingError(why)
             self.world = worlds.laid_out(World(generation=0, rank=0, size=1), layout)
         self._interface_set = GLOO_INTERFACE in environ
-        self.local_rank = 0 if control else int(environ.get("LOCAL_RANK", "0"))
+        self.local_rank = cuda_backend.own_device(environ)
 
     def device(self) -> torch.device:
-        """cuda:<local rank>, or the CPU. Under the supervisor each worker sees its one GPU only."""
+        """cuda:<local rank>, or the CPU."""
         if not torch.cuda.is_available():
             return torch.device("cpu")
         device = torch.device("cuda", self.local_rank)

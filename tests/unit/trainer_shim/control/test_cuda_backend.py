@@ -1,4 +1,5 @@
-"""SELASTIC_CUDA_BACKEND: read in one place, refused before anything starts, and there in agents and workers."""
+"""SELASTIC_CUDA_BACKEND, SELASTIC_DEVICES: read in one place, refused before anything starts, and there in agents and
+workers."""
 
 from __future__ import annotations
 
@@ -65,3 +66,37 @@ def test_agents_are_told(in_slurm: bool) -> None:
     env = start._agent_env({cuda_backend.NAME: "gloo", "SELASTIC_WORKER": "w1"}, in_slurm)
     assert env[cuda_backend.NAME] == "gloo"
     assert "SELASTIC_WORKER" not in env
+    assert env[cuda_backend.DEVICES] == "own"
+
+
+NODE = {cuda_backend.DEVICES: "node"}
+
+
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [
+        ({cuda_backend.DEVICES: "all"}, "SELASTIC_DEVICES=all is not accepted; accepted: own, node"),
+        ({**NODE, cuda_backend.NAME: "gloo"}, "SELASTIC_DEVICES=node is not accepted where workers hold parts of GPUs"),
+        ({**NODE, "CUDA_VISIBLE_DEVICES": "MIG-5c0f,MIG-77aa"}, "SELASTIC_DEVICES=node is not accepted where workers"),
+    ],
+)
+def test_all_gpus_of_a_node_are_seen_where_each_is_one_workers(env: dict[str, str], why: str) -> None:
+    """Else one sentence, before anything starts."""
+    assert start._agent_env(NODE, in_slurm=True)[cuda_backend.DEVICES] == "node"
+    with pytest.raises(ConfigError, match=f"^{why}"):
+        start._agent_env(env, in_slurm=True)
+
+
+@pytest.mark.parametrize(
+    ("env", "number"),
+    [
+        ({"SELASTIC_CONTROL": "n1:9", "LOCAL_RANK": "3"}, 0),
+        ({"SELASTIC_CONTROL": "n1:9", "LOCAL_RANK": "3", **NODE}, 3),
+        ({"SELASTIC_CONTROL": "n1:9", **NODE}, 0),
+        ({"LOCAL_RANK": "2", "RANK": "2"}, 2),
+        ({}, 0),
+    ],
+)
+def test_a_worker_computes_on_its_own_gpu(env: dict[str, str], number: int) -> None:
+    """The only one that it sees, or that of LOCAL_RANK, as under torchrun."""
+    assert cuda_backend.own_device(env) == number

@@ -11,6 +11,8 @@ import pytest
 
 from slurm_elastic.trainer_shim.node import agent
 
+NODE = {"SELASTIC_DEVICES": "node"}
+
 
 @pytest.mark.parametrize("length", [1, 40, 80, 200])
 def test_a_workers_sockets_have_a_place_whatever_tmpdir_is(
@@ -41,6 +43,11 @@ def test_a_workers_sockets_have_a_place_whatever_tmpdir_is(
         (True, dict.fromkeys((agent.VISIBLE, *agent.OF_AMD), "2,3"), ["2", "3"], {"ROCR_VISIBLE_DEVICES": "3"}),
         (False, dict.fromkeys((agent.VISIBLE, *agent.OF_AMD), "2,3"), ["2", "3"],
          {**dict.fromkeys(agent.OF_AMD, "2,3"), "CUDA_VISIBLE_DEVICES": "3"}),
+        (False, {"CUDA_VISIBLE_DEVICES": "4,5", **NODE}, ["4", "5"],
+         {"CUDA_VISIBLE_DEVICES": "4,5", "LOCAL_RANK": "1", **NODE}),
+        (True, {**dict.fromkeys((agent.VISIBLE, *agent.OF_AMD), "2,3"), **NODE}, ["2", "3"],
+         {"ROCR_VISIBLE_DEVICES": "2,3", "LOCAL_RANK": "1", **NODE}),
+        (False, {"CUDA_VISIBLE_DEVICES": "", **NODE}, [""], {"CUDA_VISIBLE_DEVICES": "", **NODE}),
         (False, {"ROCR_VISIBLE_DEVICES": "2,3"}, [""], {"ROCR_VISIBLE_DEVICES": "2,3", "CUDA_VISIBLE_DEVICES": ""}),
     ],
 )  # fmt: skip
@@ -52,8 +59,9 @@ def test_a_worker_is_told_its_gpu_in_the_variable_that_its_driver_heeds(
     expected: list[str],
     told: dict[str, str],
 ) -> None:
-    """Slurm sets one variable, or all. On AMD's GPUs the first that is set counts alone; else CUDA's does."""
+    """Slurm sets one variable, or all. On AMD's GPUs the first that is set counts alone; else CUDA's does. With
+    SELASTIC_DEVICES=node it stays as it is, and LOCAL_RANK says which GPU is the worker's."""
     monkeypatch.setattr(agent, "KFD", tmp_path if amd else tmp_path / "none")
     assert agent.gpus({**env, "SLURM_JOB_ID": "1"}) == expected
-    own = agent.devices_of_worker(env, expected[-1])
+    own = agent.devices_of_worker(env, expected[-1], str(len(expected) - 1))
     assert {**env, **own} == told

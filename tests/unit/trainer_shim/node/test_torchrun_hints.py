@@ -36,7 +36,7 @@ def no_memory() -> None:
         (lambda: DistributedSampler([1, 2]), "DistributedSampler()", "job.loader(dataset)"),
         (lambda: DistributedSampler([1, 2], 0, -1), "job.rank is -1 before the loop", "job.loader(dataset)"),
         (lambda: dist.init_process_group("gloo"), "init_process_group()", "the job makes the process groups"),
-        (lambda: os.environ["LOCAL_RANK"], "LOCAL_RANK, which torchrun sets", "job.device"),
+        (lambda: os.environ["LOCAL_RANK"], "LOCAL_RANK, which torchrun sets", "job.device, or SELASTIC_DEVICES=node"),
         (lambda: int(os.environ["SLURM_PROCID"]), "SLURM_PROCID, which srun sets", "job.rank"),
         (lambda: no_memory(), "ran out of the GPU's memory", "join(micro_batch=...)"),
     ],
