@@ -1,4 +1,4 @@
-"""What the stand-in does, shown by one or two ranks: checks.py NAME RANK PORT. It prints what it saw."""
+"""What the stand-in does, shown by one to three ranks: checks.py NAME RANK PORT. It prints what it saw."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torch import nn
 CUDA = torch.device("cuda")
 
 
-def world(rank: int, port: int, timeout_s: float = 60.0) -> Any:
-    """Two ranks; the backend of the first one's device."""
-    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+def world(rank: int, port: int, timeout_s: float = 60.0, size: int = 2) -> Any:
+    """The backend of the first one's device."""
+    store = dist.TCPStore("127.0.0.1", port, size, rank == 0)
     dist.init_process_group(
-        "cpu:gloo,cuda:standin", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=timeout_s)
+        "cpu:gloo,cuda:standin", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
     )
     group: Any = dist.distributed_c10d._get_default_group()
     return group._get_backend(CUDA)
@@ -147,6 +147,65 @@ def switched(rank: int, port: int) -> None:
     print("copied", held["parts"]["Model"]["weight"].tolist())
 
 
+def copies(rank: int, port: int) -> None:
+    """As slow as STANDIN_COPY_MB_S says; the host waits where memory is not pinned."""
+    tensor = torch.ones(10_000_000, dtype=torch.uint8, device=CUDA)
+    begun = passed()
+    pinned = torch.empty(10_000_000, dtype=torch.uint8, pin_memory=True).copy_(tensor, non_blocking=True)
+    ended = passed()
+    print("host waited", ended.query())
+    began = time.monotonic()
+    plain = torch.empty_like(pinned, pin_memory=False).copy_(tensor, non_blocking=True)
+    print("both took", begun.elapsed_time(ended) >= 500, "and", time.monotonic() - began >= 0.5)
+    print("copied", bool(pinned.all() and plain.all()))
+
+
+def moved(rank: int, port: int) -> None:
+    """One rank's state to two that have none: read once, by buckets, whatever its tensors' sizes and layouts."""
+    from types import SimpleNamespace
+
+    from slurm_elastic.trainer_shim.world import p2p
+
+    world(rank, port, size=3)
+    holder: Any = SimpleNamespace(group=dist.distributed_c10d._get_default_group(), rank=rank)
+    shapes: list[tuple[tuple[int, ...], torch.dtype]] = [
+        *(((1, 3, 16 << 20), torch.uint8), ((), torch.int64), ((7,), torch.float64), ((5,), torch.bool)),
+        *(((3, 10 << 20), torch.bfloat16), ((1000,), torch.float32), ((0,), torch.float32)),
+    ]
+    torch.manual_seed(1)
+    made = [torch.randint(0, 2, shape, dtype=dtype) for shape, dtype in shapes]
+    if rank == 0:
+        tensors = [tensor.to(CUDA) for tensor in made]
+        tensors[4] = tensors[4].t().contiguous().t()
+    else:
+        tensors = [
+            torch.zeros_like(tensor, device=CUDA if number != 1 else "cpu") for number, tensor in enumerate(made)
+        ]
+    before = c.counts()
+    p2p.move(holder, {1: tensors, 2: tensors} if rank == 0 else {}, {0: tensors} if rank else {}, 60.0)
+    torch.cuda.synchronize()
+    size, after = sum(tensor.nbytes for tensor in made), c.counts()
+    print("read once", after["read_bytes"] - before["read_bytes"] == (0 if rank else size))
+    print("in host memory", after["pinned_peak"] <= 3 * p2p.AHEAD_BYTES // 2 < size)
+    print("arrived", all(torch.equal(there.cpu(), tensor) for there, tensor in zip(tensors, made, strict=True)))
+
+
+def warmed(rank: int, port: int) -> None:
+    """The libraries and a communicator of one rank; the model, its hooks and random numbers are not touched."""
+    from slurm_elastic.trainer_shim.world import groups, rehearsal
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout()).to(CUDA)
+    called = list[object]()
+    model.register_forward_hook(lambda *given: called.append(given))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random, launched = torch.get_rng_state(), c.counts()["launched"]
+    rehearsal.warm(CUDA, model)
+    same = all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    print("as before", same and not called and all(p.grad is None for p in model.parameters()))
+    print("random", torch.equal(torch.get_rng_state(), random), "computed", c.counts()["launched"] > launched)
+    print("formed", c.counts()["formed"], "held", c.of_communicators(), dist.is_initialized(), groups._slots)
+
+
 def times(rank: int, port: int) -> None:
     """What the product's meter says of steps of 0.1 s, from its first report on, beside the device's own times."""
     from slurm_elastic.trainer_shim.training.step_meter import Meter, Position, StepShape
@@ -188,7 +247,10 @@ def fit(rank: int, port: int) -> None:
 
 
 def main(name: str, rank: str, port: str) -> None:
-    checks = {check.__name__: check for check in (device, memory, lost, mismatch, forming, switched, times, fit)}
+    checks = {
+        check.__name__: check
+        for check in (device, memory, lost, mismatch, forming, switched, copies, moved, warmed, times, fit)
+    }
     checks[name](int(rank), int(port))
     sys.stdout.flush()
     os._exit(0)

@@ -77,7 +77,7 @@ struct Event {
   }
 };
 using EventP = std::shared_ptr<Event>;
-static std::atomic<long> host_waits{0}, launched{0}, drained{0};
+static std::atomic<long> host_waits{0}, launched{0}, drained{0}, communicators{0};
 static std::atomic<long long> host_waited_us{0};
 
 struct Queue {
@@ -216,6 +216,7 @@ static std::atomic<long long> held{0}, peak{0}, reserved{0}, of_communicators{0}
 static double room() { return 1e6 * seconds("STANDIN_MEMORY_MB", 1e9) - static_cast<double>(of_communicators.load()); }
 static std::mutex pins;
 static std::unordered_set<const void*> pinned;
+static std::atomic<long long> pinned_bytes{0}, pinned_peak{0}, read_bytes{0};
 struct Memory final : at::Allocator {
   at::DataPtr allocate(size_t n) override {
     long long wanted = held + static_cast<long long>(n);
@@ -254,14 +255,19 @@ struct Pinned final : at::Allocator {
     {
       std::lock_guard<std::mutex> l(pins);
       pinned.insert(p);
+      pinned_bytes += n;
+      pinned_peak = std::max(pinned_peak.load(), pinned_bytes.load());
     }
-    return {p, p,
+    return {p, new std::pair<void*, size_t>(p, n),
             [](void* c) {
+              auto* i = static_cast<std::pair<void*, size_t>*>(c);
               {
                 std::lock_guard<std::mutex> l(pins);
-                pinned.erase(c);
+                pinned.erase(i->first);
+                pinned_bytes -= i->second;
               }
-              free(c);
+              free(i->first);
+              delete i;
             },
             Device(DeviceType::CPU)};
   }
@@ -504,6 +510,7 @@ static Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
     return self;
   }
   bool whole = is_pinned(self.is_cuda() ? src : self);
+  if (src.is_cuda()) read_bytes += to.nbytes();
   if (self.is_cuda() && non_blocking && !whole) from = from.clone();  // CUDA stages what is pageable
   here().push([to = at_host(to), from = at_host(from)] {
     nap(static_cast<double>(to.nbytes()) / 1e6 / seconds("STANDIN_COPY_MB_S", 1e9));
@@ -627,6 +634,7 @@ struct StandIn final : c10d::Backend {
     }
     stream = own_stream();
     formed = true;
+    ++communicators;
     if (std::getenv("STANDIN_TALK"))
       fprintf(stderr, "standin: rank %d of %d formed in %.3f s\n", rank_, size_,
               std::chrono::duration<double>(Clock::now() - t).count());
@@ -845,6 +853,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("counts", [] {
     return py::dict(py::arg("launched") = launched.load(), py::arg("host_waits") = host_waits.load(),
                     py::arg("host_waited_s") = 1e-6 * (double)host_waited_us.load(),
-                    py::arg("drained_ops") = drained.load());
+                    py::arg("drained_ops") = drained.load(), py::arg("read_bytes") = read_bytes.load(),
+                    py::arg("formed") = communicators.load(),
+                    py::arg("pinned_peak") = pinned_peak.load());
   });
 }

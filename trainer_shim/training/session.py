@@ -32,6 +32,7 @@ from ..world import groups
 from ..world import process_group as worlds
 from ..world.agreement import Tally, TallyReader, Vote
 from ..world.process_group import World
+from ..world.rehearsal import warm
 from ..world.rendezvous import Membership
 from .audit import Recorder
 from .guards.carried import Carried
@@ -387,6 +388,7 @@ class Session:
         look_ahead(self.state, self.model(), several=(micro or most) < most)
         if membership.client is not None:
             self.model().compile_ahead(self._coming_rows())
+            warm(self.device, self.model().module)
         membership.on_wait = lambda coming: self.model().rehearse(coming.rank, coming.size)
         world = membership.enter(limits)
         found, in_parts = None, None

@@ -117,10 +117,11 @@ class Groups:
         """Whether it has communicators, which would wait for a lost rank for ever."""
         return self._everyone is not None and _communicator(self._everyone) is not None
 
-    def form_communicator(self, seconds: float, give_up: Callable[[], bool]) -> bool:
+    def form_communicator(self, seconds: float, give_up: Callable[[], bool], alone: bool = False) -> bool:
         """Have the communicator of all ranks form now: it would with the first gradients, and without a bound. Every
-        rank calls this; whether there is one. Raises RuntimeError after so many seconds, or when it is given up."""
-        if self.everyone.size() == 1 or not self.on_gpu:
+        rank calls this; whether there is one. alone: also for one rank. Raises RuntimeError after so many seconds, or
+        when it is given up."""
+        if not self.on_gpu or (self.everyone.size() == 1 and not alone):
             return False
         device, everyone, problem = torch.cuda.current_device(), self.everyone, list[str]()
 

@@ -6,6 +6,7 @@ the script's model is not touched.
 """
 
 import datetime
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,8 @@ import torch
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 
-from . import groups
+from ..control import cuda_backend
+from . import groups, process_group
 from .mesh import fully_shard, mesh_of, release
 from .process_group import World
 
@@ -30,6 +32,37 @@ def quiet_world(rank: int, size: int) -> Iterator[World]:
             yield World(-1, rank, size, made)
         finally:
             made.leave()
+
+
+WARM_S = 60.0
+"""For a communicator of one rank, at most."""
+
+
+def warm(device: torch.device, module: nn.Module) -> None:
+    """What a process pays for once on a GPU: the libraries that compute, on threads of its own for backward passes, and
+    that communicate. Here with ones and in a group of this rank alone: nothing of the script's runs, and no random
+    number is drawn. module: what types and kinds of layers come. That it fails costs time only."""
+    if device.type != "cuda":
+        return
+    kinds = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
+    folds = any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
+    try:
+        with torch.enable_grad():
+            for dtype in kinds:
+                x = torch.ones(8, 8, 3, 3, device=device, dtype=dtype, requires_grad=True)
+                out = nn.functional.conv2d(x, x) if folds else torch.zeros((), device=device)
+                (x[:, :, 0, 0] @ x[:, :, 1, 1] + out.sum()).sum().backward()
+        if cuda_backend.chosen(os.environ) == "gloo":
+            return
+        backend = process_group.backend().rpartition(",")[2]
+        timeout = datetime.timedelta(seconds=WARM_S)
+        made = groups.make(backend, HashStore(), 0, 1, groups.free_slot(), "warm", timeout)
+        try:
+            made.form_communicator(WARM_S, lambda: False, alone=True)
+        finally:
+            made.leave()
+    except Exception as error:  # whatever it is, the training itself finds out
+        sys.stderr.write(f"selastic: the GPU was not warmed up: {type(error).__name__}: {error}\n")
 
 
 def rehearse(rank: int, size: int, device: torch.device, parameters: Iterable[nn.Parameter]) -> None:
