@@ -225,7 +225,7 @@ class Rehearsed:
     def _disturb(self, step: int, world: World) -> None:
         killed, told, membership = self._folder / "killed", self._folder / "told", self._session.membership
         grow, kill, shrink = (round(part * self._wait_for_length()) for part in (GROW, KILL, SHRINK))
-        if step == (grow if world.size == 1 else shrink):
+        if step == (grow if world.size == 1 and not killed.exists() else shrink):
             self._wait(lambda: membership.vote(False, False, 0.0)[0] is not None)
         if step >= kill and 0 < world.rank == world.size - 1 and not killed.exists():
             killed.touch()
