@@ -2,12 +2,14 @@
 a worker joins or starts again they are compared with what they were when the state was taken. They end it where they
 differ; numbers also where ranks differ in a world's first step.
 
-Limit: numbers, also in lists and dicts, and in attributes of the script's own objects; nothing that is true or false.
+Limit: numbers and flags, also in lists and dicts, and in attributes of the script's own objects.
 """
 
 import hashlib
+import marshal
 from collections import deque
 from collections.abc import Set
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,9 +18,10 @@ from slurm_elastic.protocol.errors import TrainingError
 
 from ...state.kept_parts import State
 from ...state.variables import Variables
-from .script_frames import is_of_script, script, scripts
+from .first_calls import OWN
+from .script_frames import is_of_script, scripts, variables
 from .slices import at_head, is_product
-from .unkept import GENERATORS, version_of
+from .unkept import is_generator, version_of
 
 STREAM = "a stream"
 ENTRIES = 1000
@@ -47,16 +50,18 @@ class Carried:
 
     def look(self, rank: int, size: int) -> None:
         """Between two steps, below the script's loop. Raises TrainingError."""
-        if (frame := script()) is None:
+        if not (frames := list(scripts())):
             return
-        place, progress, before = (frame.f_code, frame.f_lineno), self._state.progress, self._state.variables
+        progress, before = self._state.progress, self._state.variables
+        place = tuple((other.f_code, other.f_lineno) for other in frames)
         world, self._world = self._world, (rank, size)
         if place not in self._heads:
-            self._heads[place] = [(n, name) for n, other in enumerate(scripts()) for name in sorted(at_head(other))]
+            self._heads[place] = [(n, name) for n, other in enumerate(frames) for name in sorted(at_head(other))]
         kept = self._kept()
-        values = self._values(self._heads[place], kept)
+        values = self._values(frames, self._heads[place], kept)
         texts = {name: text for name, value in values.items() if (text := text_of(value))}
-        at = (progress.step, progress.epoch, progress.loader, progress.cursor, f"{frame.f_code.co_name}:{place[1]}")
+        line = f"{frames[0].f_code.co_name}:{frames[0].f_lineno}"
+        at = (progress.step, progress.epoch, progress.loader, progress.cursor, line)
         if world is None and before:
             self._check(before, texts, at)
         streams = {name: values[name] for name, text in texts.items() if text == STREAM}
@@ -82,19 +87,21 @@ class Carried:
             if now and now != then and (same or begun):
                 raise TrainingError(BEGUN_ANEW.format(name, now, at[0], then))
 
-    def _values(self, places: list[tuple[int, str]], kept: set[Any]) -> dict[str, Any]:
+    def _values(self, frames: list[FrameType], places: list[tuple[int, str]], kept: set[Any]) -> dict[str, Any]:
         """Of these variables, and of attributes of the script's own objects there."""
-        frames, found = list(scripts()) if places else [], dict[str, Any]()
+        found, own = dict[str, Any](), {depth: variables(frames[depth]) for depth in {depth for depth, _ in places}}
         for depth, name in places:
             root, _, part = name.partition(".")
-            frame = frames[depth]
-            value = frame.f_locals.get(root, frame.f_globals.get(root))
-            if id(value) in kept:
+            both = own[depth], frames[depth].f_globals
+            value = next((held[root] for held in both if root in held), None)
+            if id(value) in kept or not any(root in held for held in both):  # no turn begins by what is not there
                 continue
-            value = vars(value).get(part) if part and hasattr(value, "__dict__") else value
+            for key in part.split(".") if part else ():
+                value = getattr(value, "__dict__", {}).get(key)
             found[name] = value
-            if hasattr(value, "__dict__") and is_of_script(type(value).__module__) and not isinstance(value, type):
-                found.update({f"{name}.{key}": entry for key, entry in vars(value).items()})
+            kind, own_object = type(value), hasattr(value, "__dict__") and is_of_script(type(value).__module__)
+            if own_object and not isinstance(value, type) and not hasattr(kind, "__getitem__"):  # data: stateful.py
+                found.update({f"{name}.{key}": entry for key, entry in vars(value).items() if key not in OWN})
         return {name: value for name, value in found.items() if self._meant.isdisjoint(_words(name))}
 
     def _kept(self) -> set[Any]:
@@ -112,18 +119,25 @@ def text_of(value: Any) -> str:
     """Another one for another value; "" for what is not compared."""
     if isinstance(value, torch.Tensor):
         return repr(value.item()) if value.numel() == 1 and value.device.type == "cpu" else ""
-    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+    if value is None or isinstance(value, (int, float)):
         return repr(value)
-    if isinstance(value, GENERATORS) or type(value).__module__ == "numpy.random._generator":
+    if is_generator(value):
         return f"a generator #{_digest(version_of(value))}"
     if type(value) in (list, tuple, dict, deque) and len(value) <= ENTRIES:
         entries = list(value.items() if type(value) is dict else value)
-        plain = all(isinstance(leaf, (int, float, str, tuple)) for leaf in entries)
-        return f"a {type(value).__name__} of {len(value)} #{_digest(entries)}" if plain else ""
+        return f"a {type(value).__name__} of {len(value)} #{_digest(entries)}" if all(map(_is_plain, entries)) else ""
     stream = hasattr(type(value), "__next__") and not hasattr(value, "read") and not is_product(value)
     frame = getattr(value, "gi_frame", None)  # a generator's, perhaps over a loader of the job
-    return STREAM if stream and not any(map(is_product, frame.f_locals.values() if frame else ())) else ""
+    return STREAM if stream and not any(map(is_product, variables(frame).values() if frame else ())) else ""
+
+
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, (int, float, str))
 
 
 def _digest(value: Any) -> str:
-    return hashlib.blake2b(repr(value).encode(), digest_size=4).hexdigest()
+    try:
+        told = marshal.dumps(value, 2)  # of this version alike in each process, and faster than repr()
+    except ValueError:
+        told = repr(value).encode()
+    return hashlib.blake2b(told, digest_size=4).hexdigest()

@@ -6,6 +6,7 @@ Limit: what is read off bytecode holds for CPython.
 import bisect
 import dis
 import functools
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -51,6 +52,15 @@ def scripts() -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = script(frame.f_back) if frame.f_back is not None else None
+
+
+def variables(frame: FrameType) -> dict[str, Any]:
+    """Of a function its own, and of a module all, as they are now."""
+    own, code = frame.f_locals, frame.f_code
+    found = dict(own)
+    if sys.version_info < (3, 13) and code.co_flags & inspect.CO_OPTIMIZED and "locals" not in code.co_names:
+        own.clear()  # a copy that stays with the frame: batches would outlive their step
+    return found
 
 
 @functools.lru_cache(maxsize=64)

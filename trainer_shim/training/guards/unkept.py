@@ -7,6 +7,7 @@ own) it is named once. Limit: tensors of several values, in variables of the scr
 its module and of its own objects, and in their lists, dicts and tuples; not what goes by way of plain numbers.
 """
 
+import marshal
 import random
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -22,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from slurm_elastic.protocol.errors import TrainingError
 
 from ...state.variables import Variables
-from .script_frames import assigned, is_of_script, read_next, script, scripts
+from .script_frames import assigned, is_of_script, read_next, script, scripts, variables
 from .slices import only_logged
 
 LOOKS = 3
@@ -31,7 +32,7 @@ MOST = 10_000
 """Entries of a list; longer ones are data."""
 DEPTH = 3
 """Of lists in lists."""
-GENERATORS = (torch.Generator, random.Random)
+GENERATORS, NUMPY = (torch.Generator, random.Random), ("numpy.random._generator", "numpy.random.mtrand")
 OVERWRITES = {"copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
 """Functions behind which a tensor holds nothing of what it held."""
 UNKEPT = (
@@ -168,7 +169,7 @@ def _variables() -> Iterator[tuple[str, Any]]:
     them; and attributes of its own objects."""
     for frame in [*scripts()][::-1]:
         anew = assigned(frame.f_code) - read_next(frame.f_code, frame.f_lasti)
-        for name, value in {**frame.f_globals, **frame.f_locals}.items():
+        for name, value in {**frame.f_globals, **variables(frame)}.items():
             if name in anew:
                 continue
             yield name, value
@@ -184,7 +185,7 @@ def states_of(value: Any, depth: int = DEPTH) -> list[Any]:
         value = own + [one.grad for one in own if one.grad is not None]
     if isinstance(value, torch.Tensor):
         return [value] if value.numel() > 1 and not value.is_inference() else []
-    if isinstance(value, GENERATORS) or type(value).__module__ == "numpy.random._generator":
+    if is_generator(value):
         return [value]
     if not depth or type(value) not in (list, tuple, dict) or len(value) > MOST:
         return []
@@ -192,13 +193,19 @@ def states_of(value: Any, depth: int = DEPTH) -> list[Any]:
     return [one for entry in entries for one in states_of(entry, depth - 1)]
 
 
+def is_generator(value: Any) -> bool:
+    return isinstance(value, GENERATORS) or type(value).__module__ in NUMPY
+
+
 def version_of(state: Any) -> Any:
     """Another one when it has changed."""
     if isinstance(state, torch.Tensor):
         return state._version
     if isinstance(state, torch.Generator):
-        return bytes(state.get_state().tolist())
-    return hash(state.getstate()) if isinstance(state, random.Random) else repr(state.bit_generator.state)
+        return hash(tuple(state.get_state().view(torch.int32).tolist()))
+    if isinstance(state, random.Random):
+        return hash(state.getstate())
+    return marshal.dumps(state.bit_generator.state if hasattr(state, "bit_generator") else state.get_state(), 2)
 
 
 def _changed(before: list[tuple[Any, Any]], now: list[tuple[Any, Any]]) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from local_jobs import DATA, refused
+from local_jobs import DATA, refused, wrapped
+from torch.utils.data import ConcatDataset, TensorDataset
 
 import slurm_elastic.trainer_shim as elastic
 from slurm_elastic.trainer_shim.state.kept_parts import State
@@ -75,6 +78,21 @@ class Stopper:
         return self.waited > 30
 
 
+class Cached:
+    """A dataset that remembers what it has read."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data, self.read = data, dict[int, Any]()
+        self.hits = 0
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, number: int) -> Any:
+        self.hits += number in self.read
+        return self.read.setdefault(number, self.data[number])
+
+
 PARTS = {"join": "", "keep": "", "head": "", "inside": "", "after": "", "tail": ""}
 WAITS = "bad = 0 if loss < best else bad + 1; best = min(best, loss.item())"
 
@@ -95,6 +113,7 @@ def run(made: list[elastic.Job], folder: Path, source: str, saved: State | None 
         "resume": resume,
         "data": DATA,
         "stopper": Stopper,
+        "cached": Cached,
         "dies": -1 if saved else 5,
     }
     torch.manual_seed(0)
@@ -125,7 +144,17 @@ def restarted(made: list[elastic.Job], folder: Path, source: str, told: str) -> 
         ({"after": "if stopper(loss): job.stop()"}, "'stopper.waited', which is 0"),
         ({"inside": "loss = loss * draw.random()"}, "'draw', which is a generator #"),
         ({"after": f"{WAITS}\n        if bad > 30: break"}, r"'(bad|best)', which is (0|9\.0) on"),
-        # Logged, kept, of each step, by what the job says, or meant.
+        (
+            {"keep": "warm = False", "inside": "loss = loss * (1 + warm); warm = True"},
+            "'warm', which is False .* was True",
+        ),
+        (
+            {"keep": "import numpy; draw = numpy.random.RandomState(0)", "inside": "loss = loss * draw.rand()"},
+            "'draw', which is a generator #",
+        ),
+        # Of each step, though it does not look so; a dataset's; logged, kept, by what the job says, or meant.
+        ({"inside": "if epoch < 9: late = loss.item()\n        loss = loss * late"}, ""),
+        ({"keep": "data = cached(data)"}, ""),
         ({"after": "count += 1; total += loss.item(); print(total / count)"}, ""),
         ({"after": f"count += 1; {WAITS}; print('best', count, bad)"}, ""),
         ({"after": "count += 1\n        if count > 30: break", "keep": "job.keep(globals(), 'count')"}, ""),
@@ -189,3 +218,22 @@ def test_a_stream_that_goes_on_in_a_world_of_other_ranks(made: list[elastic.Job]
     source = OWN.format(before=before, top=top.replace("job.generation,", "(0, 1),"), batch="next(stream)", after=after)
     with refused("'stream' is read on from step to step") if not top else nullcontext():
         run(made, tmp_path, source)
+
+
+def outlive(job: elastic.Job, net: Any) -> list[bool]:
+    """Of each step, whether the outputs of the one before are there as its own come in their place."""
+    alive, before = [], weakref.ref(DATA)
+    for _ in job.epochs(1):
+        for batch in job.loader(ConcatDataset([DATA] * 4)):
+            out = net(batch[0])
+            alive.append(before() is not None)
+            job.step((out - batch[1]).square().mean())
+            before = weakref.ref(out)
+    return alive
+
+
+def test_no_tensor_outlives_its_variable(made: list[elastic.Job]) -> None:
+    """What looks at a script's variables keeps no step's outputs for another step."""
+    job, net, _ = wrapped(made)
+    alive = outlive(job, net)
+    assert len(alive) == 10 and not any(alive[5:])

@@ -88,7 +88,11 @@ def head(folder: Path, source: str) -> set[str]:
         ("pass", "bad = 0 if best > 1 else bad + 1\n    best = min(best, 1)\n    if bad > 3: break", {"bad", "best"}),
         ("weight = 1.0\n    if count > 5: weight = 0.5\n    loss = loss * weight", "count += 1", {"count"}),
         ("pass", "count += 1\n    if count % 2: continue\n    schedule.step()", {"count"}),
+        ("pass", "count += 1\n    match count:\n        case 9: break", {"count"}),
+        ("try: fine = best > 1\n    except KeyError: fine = False\n    if fine: loss = loss * 2", "pass", {"best"}),
         # Only logged, or names of files.
+        ("pass", "schedule.step_update(count, metric=total)\n    count += 1\n    total += float(loss)", {"count"}),
+        ("pass", "total += float(loss)\n    if writer.isnan(total): break", set()),
         ("pass", "count += 1\n    if count % 5 == 0: print(count, total / count)\n    total += float(loss)", set()),
         ("pass", "count += 1\n    if count % 5 == 0: loss = float(loss)\n    print(loss)", set()),
         ("pass", "if total > best: best = total; writer.save(f'best-{count}.pt')\n    count += 1", set()),
@@ -132,6 +136,69 @@ def test_what_a_function_is_given_is_not_its_own(tmp_path: Path) -> None:
     """As a rank, which differs from worker to worker."""
     body = "    for x in batches:\n        look()\n        if rank == 1: continue\n        net(x).backward()\n"
     assert "rank" not in head(tmp_path, f"def train(rank):\n{body}train(0)\n")
+
+
+TICKS = """
+count, rate = 0, 0.1
+def tick():
+    global count, rate
+    count += 1
+    rate = 0.1 / count
+def place():
+    global rate
+    rate = 0.1 * len(batches)
+def log():
+    global count
+    count += 1
+class Meter:
+    seen = total = 0
+    def update(self, value):
+        self.total += value
+    def __call__(self, value):
+        self.seen += 1
+        return self.seen > 3
+class Stopper:
+    bad = seen = 0
+    meter = None
+    def __init__(self):
+        self.meter, self.other = Meter(), Meter()
+    def __call__(self, loss):
+        self.seen += 1
+        self.meter.update(loss)
+        self.bad = self.bad + 1 if loss else 0
+        return self.bad > 3
+    def by_its_meter(self, loss):
+        self.meter.update(1)
+        return self.meter(loss) or self.other.total
+stopper = Stopper()
+for x in batches:
+    look()
+    net(x).backward()
+    {call}
+    for group in opt.param_groups: group["lr"] = {rate}
+    if {ends}: break
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "rate", "ends", "live"),
+    [
+        ("tick()", "rate", "0", {"count"}),
+        ("place()", "rate", "0", set()),
+        ("log()", "rate", "0", {"rate"}),
+        ("", "0.1", "stopper(x)", {"stopper.bad"}),
+        ("stopper(x)", "0.1 / stopper.seen", "0", {"stopper.seen"}),
+        ("", "0.1", "stopper.by_its_meter(x)", {"stopper.meter.seen", "stopper.other"}),
+        ("stopper.meter.update(x)", "0.1", "stopper.meter.seen > 3", {"stopper.meter"}),
+    ],
+)
+def test_what_functions_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, rate: str, ends: str, live: set[str]
+) -> None:
+    """Variables and attributes, also of an object's objects: what is made anew, and what is only added up for a log."""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "train.py"))
+    found = head(tmp_path, TICKS.format(call=call, rate=rate, ends=ends))
+    assert {name for name in found if name.startswith(("count", "rate", "stopper"))} == live
 
 
 @pytest.mark.parametrize(
