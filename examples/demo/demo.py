@@ -163,9 +163,9 @@ class Demo:
         return {int(words[0]): (words[1], words[2]) for words in map(str.split, lines)}
 
     def gpus(self, job: Elastic) -> int:
-        """GPUs that the job trains on now; 0 when unknown or ended."""
-        rows = (self.ask("/v1/jobs") or {}).get("jobs", [])
-        return next((row["gpus"] or 0 for row in rows if row["job_id"] == job.job_id and row["state"] == "RUNNING"), 0)
+        """GPUs that the job trains on now; 0 when unknown or ended. The answer for all jobs may be seconds old."""
+        row = self.ask(f"/v1/jobs/{job.job_id}") or {}
+        return (row.get("gpus") or 0) if row.get("state") == "RUNNING" else 0
 
     def events(self, job: Elastic) -> list[dict[str, Any]]:
         """What selasticd recorded of the job so far, oldest first; nothing while it does not answer."""

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from script_options import Average, Pace, knobs
@@ -71,6 +72,19 @@ PHASES = {
 one that takes another batch in its world."""
 
 
+WARMING: list[bool] = []
+"""While a process loads its GPU's libraries: no phase of the training."""
+
+
+def warm(*args: Any, real: Any = session.warm) -> None:
+    WARMING.append(True)
+    real(*args)
+    WARMING.clear()
+
+
+session.warm = warm
+
+
 def before(phase: str, action: Callable[[], None]) -> None:
     """Have something done where that phase begins."""
     owner, name = PHASES[phase]
@@ -78,7 +92,7 @@ def before(phase: str, action: Callable[[], None]) -> None:
 
     @functools.wraps(function)
     def delayed(*args: object, **kwargs: object) -> object:
-        rehearsed = torch.distributed.is_initialized() and torch.distributed.get_backend() == "fake"
+        rehearsed = WARMING or (torch.distributed.is_initialized() and torch.distributed.get_backend() == "fake")
         if not rehearsed:
             action()
         return function(*args, **kwargs)

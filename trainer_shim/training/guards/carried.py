@@ -46,6 +46,8 @@ class Carried:
         self._state, self._meant, self._numbers = state, meant, numbers
         self._heads: dict[Any, list[tuple[int, str]]] = {}
         self._streams: dict[str, Any] = {}
+        self._own: dict[str, str] = {}
+        """What this process's first look found."""
         self._world: tuple[int, int] | None = None
 
     def look(self, rank: int, size: int) -> None:
@@ -70,7 +72,8 @@ class Carried:
                 raise TrainingError(STREAM_ANEW.format(name, progress.step))
         self._streams = streams
         first = before["first"] if before else texts
-        moved = {name: text for name, text in texts.items() if text == STREAM or text != first.get(name)}
+        self._own = self._own or texts  # a time at which the script began, say, is another one in each process
+        moved = {n: text for n, text in texts.items() if text == STREAM or text not in (first.get(n), self._own.get(n))}
         self._numbers.clear()
         self._numbers.update({n: text for n, text in moved.items() if isinstance(values[n], (float, torch.Tensor))})
         now = {name: text for name, text in moved.items() if kept.isdisjoint(_words(name))}

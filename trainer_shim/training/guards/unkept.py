@@ -174,7 +174,7 @@ def _variables() -> Iterator[tuple[str, Any]]:
                 continue
             yield name, value
             plain = hasattr(value, "__dict__") and not isinstance(value, (nn.Module, type, ModuleType, FunctionType))
-            if plain and is_of_script(type(value).__module__):
+            if plain and is_of_script(type(value).__module__) and not hasattr(type(value), "__getitem__"):  # data
                 yield from ((f"{name}.{key}", entry) for key, entry in vars(value).items())
 
 
@@ -204,7 +204,7 @@ def version_of(state: Any) -> Any:
     if isinstance(state, torch.Generator):
         return hash(tuple(state.get_state().view(torch.int32).tolist()))
     if isinstance(state, random.Random):
-        return hash(state.getstate())
+        return marshal.dumps(state.getstate(), 2)  # hash(None) differs by process
     return marshal.dumps(state.bit_generator.state if hasattr(state, "bit_generator") else state.get_state(), 2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import weakref
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch.utils.data import ConcatDataset, TensorDataset
 
 import slurm_elastic.trainer_shim as elastic
 from slurm_elastic.trainer_shim.state.kept_parts import State
+from slurm_elastic.trainer_shim.training.guards.carried import text_of
 
 WRAPPED = """
 import random, torch
@@ -97,8 +99,8 @@ PARTS = {"join": "", "keep": "", "head": "", "inside": "", "after": "", "tail": 
 WAITS = "bad = 0 if loss < best else bad + 1; best = min(best, loss.item())"
 
 
-def run(made: list[elastic.Job], folder: Path, source: str, saved: State | None = None) -> State:
-    """One process's training, until it dies in step 5, or goes on from what was saved then. Its state."""
+def run(made: list[elastic.Job], folder: Path, source: str, saved: State | None = None, dies: int = -1) -> State:
+    """One process's training from what was saved, until it dies in that step or ends. Its state."""
 
     def resume(job: elastic.Job) -> None:
         if saved is not None:
@@ -114,7 +116,7 @@ def run(made: list[elastic.Job], folder: Path, source: str, saved: State | None 
         "data": DATA,
         "stopper": Stopper,
         "cached": Cached,
-        "dies": -1 if saved else 5,
+        "dies": dies,
     }
     torch.manual_seed(0)
     with suppress(InterruptedError):
@@ -125,9 +127,10 @@ def run(made: list[elastic.Job], folder: Path, source: str, saved: State | None 
 
 
 def restarted(made: list[elastic.Job], folder: Path, source: str, told: str) -> None:
-    saved = run(made, folder, source)
+    """It dies twice."""
+    saved = run(made, folder, source, dies=5)
     with refused(told) if told else nullcontext():
-        run(made, folder, source, saved)
+        run(made, folder, source, run(made, folder, source, saved, dies=8))
 
 
 @pytest.mark.parametrize(
@@ -151,6 +154,15 @@ def restarted(made: list[elastic.Job], folder: Path, source: str, told: str) -> 
         (
             {"keep": "import numpy; draw = numpy.random.RandomState(0)", "inside": "loss = loss * draw.rand()"},
             "'draw', which is a generator #",
+        ),
+        ({"keep": "last = 1.0", "inside": "loss = loss * last; last = loss.item()"}, "'last', which is 1.0 .* was 0"),
+        (
+            {"keep": "seen = 1.0", "inside": "loss = loss * seen", "tail": "seen = job.once(float, loss.item())"},
+            "'seen', which",
+        ),
+        (
+            {"keep": "import time; began = time.time()", "after": "if time.time() > began + 900: job.stop()"},
+            "",
         ),
         # Of each step, though it does not look so; a dataset's; logged, kept, by what the job says, or meant.
         ({"inside": "if epoch < 9: late = loss.item()\n        loss = loss * late"}, ""),
@@ -188,6 +200,11 @@ def test_an_own_loop(
     made: list[elastic.Job], tmp_path: Path, before: str, top: str, batch: str, after: str, told: str
 ) -> None:
     restarted(made, tmp_path, OWN.format(before=before, top=top, batch=batch, after=after), told)
+
+
+def test_generators_are_told_alike_in_each_process() -> None:
+    assert text_of(random.Random(0)) == "a generator #4ccd56fe"
+    assert text_of(torch.Generator().manual_seed(3)) == "a generator #9e7dfc0d"
 
 
 def test_a_checkpoint_has_it(made: list[elastic.Job], tmp_path: Path) -> None:

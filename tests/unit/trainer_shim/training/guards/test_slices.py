@@ -196,7 +196,7 @@ def test_what_functions_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, rate: str, ends: str, live: set[str]
 ) -> None:
     """Variables and attributes, also of an object's objects: what is made anew, and what is only added up for a log."""
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "train.py"))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "train.py"), raising=False)
     found = head(tmp_path, TICKS.format(call=call, rate=rate, ends=ends))
     assert {name for name in found if name.startswith(("count", "rate", "stopper"))} == live
 
