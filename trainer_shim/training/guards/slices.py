@@ -19,8 +19,8 @@ TRAINS = {"backward", "step", "step_update", "stop", "set_epoch"}
 """Methods by whose arguments a training is another one; by what the first one is called of, too."""
 SEEDS = {"manual_seed", "seed"}
 RATES = {"lr", "weight_decay", "momentum", "betas", "param_groups"}
-PLACE = {"decay", "done", "epoch", "epochs", "generation", "global_step", "next", "samples", "steps"}
-"""Of a job, what says how far the training is."""
+NO_PLACE = {"rank", "world_size", "device", "log", "share", "batch"}
+"""Of a job, what does not say how far the training is."""
 LOGS = {"print", "log", "debug", "info", "warning", "add_scalar", "add_scalars", "set_postfix", "set_description"}
 CHECKS = {"isfinite", "isinf", "isnan"}
 """What goes by these alone trains, or has failed."""
@@ -367,8 +367,7 @@ def _placed(tree: ast.AST, values: Mapping[str, Any]) -> set[str]:
     while found != before:
         before = set(found)
         for node in _walk(tree):
-            counted = isinstance(node, ast.For) and any(getattr(p, "id", "") == "enumerate" for p in _walk(node.iter))
-            targets = {_key(target) for target in _targets(node)[: 1 if counted else None]}
+            targets = {_key(target) for target in _targets(node)}
             value = getattr(node, "iter", getattr(node, "value", None)) if targets else None
             names = _names(value)
             said = any(_says_place(part, values) for part in _walk(value)) or names & found
@@ -382,5 +381,5 @@ def _says_place(node: ast.AST, values: Mapping[str, Any]) -> bool:
         root, _, part = _key(node.value).partition(".")
         value = values.get(root)
         value = getattr(value, "__dict__", {}).get(part) if part else value
-        return is_product(value) and node.attr in PLACE
-    return isinstance(node, ast.Name) and node.id == "enumerate"
+        return is_product(value) and node.attr not in NO_PLACE
+    return isinstance(node, ast.Name) and (node.id == "enumerate" or hasattr(type(values.get(node.id)), "done"))

@@ -155,11 +155,6 @@ def restarted(made: list[elastic.Job], folder: Path, source: str, told: str) -> 
             {"keep": "import numpy; draw = numpy.random.RandomState(0)", "inside": "loss = loss * draw.rand()"},
             "'draw', which is a generator #",
         ),
-        ({"keep": "last = 1.0", "inside": "loss = loss * last; last = loss.item()"}, "'last', which is 1.0 .* was 0"),
-        (
-            {"keep": "seen = 1.0", "inside": "loss = loss * seen", "tail": "seen = job.once(float, loss.item())"},
-            "'seen', which",
-        ),
         (
             {"keep": "import time; began = time.time()", "after": "if time.time() > began + 900: job.stop()"},
             "",
