@@ -174,7 +174,8 @@ def _variables() -> Iterator[tuple[str, Any]]:
                 continue
             yield name, value
             plain = hasattr(value, "__dict__") and not isinstance(value, (nn.Module, type, ModuleType, FunctionType))
-            if plain and is_of_script(type(value).__module__) and not hasattr(type(value), "__getitem__"):  # data
+            # A dataset may keep what it has read: that is the same whoever reads it (data/stateful.py looks at it).
+            if plain and is_of_script(type(value).__module__) and not hasattr(type(value), "__getitem__"):
                 yield from ((f"{name}.{key}", entry) for key, entry in vars(value).items())
 
 
