@@ -155,10 +155,6 @@ def restarted(made: list[elastic.Job], folder: Path, source: str, told: str) -> 
             {"keep": "import numpy; draw = numpy.random.RandomState(0)", "inside": "loss = loss * draw.rand()"},
             "'draw', which is a generator #",
         ),
-        (
-            {"keep": "import time; began = time.time()", "after": "if time.time() > began + 900: job.stop()"},
-            "",
-        ),
         # Of each step, though it does not look so; a dataset's; logged, kept, by what the job says, or meant.
         ({"inside": "if epoch < 9: late = loss.item()\n        loss = loss * late"}, ""),
         ({"keep": "data = cached(data)"}, ""),
